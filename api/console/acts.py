@@ -22,9 +22,9 @@ from leasehold.db.event_reads import EventView
 
 #: The page shows at most this many acts.
 MAX_ACTS = 20
-#: A person who repeats an act within these seconds has pressed its button twice.
+#: If a person repeats an act within these seconds, the second request counts as part of a double click.
 _DOUBLE_CLICK_SECONDS = 10.0
-#: The kind of an event that a bulk operation can cause -> what the operation did with the job, as the audit names it.
+#: The kind of an event that a bulk operation can cause -> the name of the same act in the audit.
 _ACTION_OF_EVENT = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
 
 
@@ -53,7 +53,7 @@ class Act:
         return max(0.0, (datetime.now(UTC) - self.at).total_seconds())
 
     def is_first_click(self, caller: Caller, action: str) -> bool:
-        """Whether this act is the first click of a double click by the caller, who now asks for `action` once more."""
+        """Whether this act is the first click of a double click by the caller, who now requests `action` again."""
         return (
             self.action == action
             and (self.actor, self.key_prefix) == (caller.actor.name, caller.actor.key_prefix)
@@ -66,8 +66,8 @@ async def acts_on(
 ) -> list[Act]:
     """The latest acts on the job, the newest first. `events`: the latest events of the job.
 
-    The acts of bulk operations come from `events`, because the audit has one row for an operation and none for each of
-    its jobs.
+    The acts of bulk operations come from `events`, because the audit has one row for the operation, and no row for each
+    job.
     """
     rows = await audit.page(connection, AuditFilter(tenant_id, target=str(job_id)), None, limit)
     acts = [

@@ -42,23 +42,23 @@ def content(name: str) -> bytes:
 
 @cache
 def compressed(name: str) -> bytes:
-    """The file, compressed with gzip, as browsers fetch it. The console compresses only its files, and no page. A page
-    has the token of its forms beside text that other people wrote, so the length of a compressed page could reveal the
-    token (BREACH).
+    """The file, compressed with gzip, as browsers fetch it. The console compresses these files, but never a page. A
+    page contains both the secret token of its forms and text that other people wrote. The length of a compressed page
+    could therefore reveal the token (BREACH).
     """
     return gzip.compress(content(name), mtime=0)
 
 
 @cache
 def version(name: str) -> str:
-    """A part of the file's address. It changes with the file, so that browsers may keep the file for good."""
+    """A part of the file's address. This part changes with the file, so that browsers may cache the file forever."""
     return hashlib.sha256(content(name)).hexdigest()[:12]
 
 
 @router.get("/assets/{hashed}/{name}")
 async def asset(
     request: Request,
-    hashed: str,  # noqa: ARG001 - any hash is served, because an older page may name an older file
+    hashed: str,  # noqa: ARG001 - any hash is accepted, because a page from an older release has another hash
     name: Annotated[str, InPath(max_length=40)],
 ) -> Response:
     if name not in FILES:

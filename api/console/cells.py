@@ -1,5 +1,5 @@
-"""The page of cells (installations that share the tenants among them): the load of each cell, and in which cell a job
-or a tenant is. Only installations with cells have this page, and only operators see it.
+"""The page of cells (installations that share the tenants among themselves): the load of each cell, and in which cell a
+job or a tenant is. Only installations with cells have this page, and only operators see it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
     return page(
         request,
         "cells.html",
-        refresh_seconds=0 if searched_name else 5,  # a search may ask every cell: do not repeat it
+        refresh_seconds=0 if searched_name else 5,  # a search may query every cell, so the page does not repeat it
         refresh_url=request.url.path,
         cells=cells,
         searched=searched_name,

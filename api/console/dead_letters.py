@@ -66,7 +66,7 @@ async def show_group(
     answer = content_of(
         await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_MAX_SHOWN)
     )
-    # `once`: the token by which `act_once` knows a second press of the same button.
+    # `once`: the token by which `act_once` recognises a second press of the same button.
     return page(
         request,
         "dead_letter_group.html",

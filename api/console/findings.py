@@ -32,16 +32,16 @@ MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: _MAX_SEARCHED newest failed jobs of each error code.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
-#: ahead of it. This is little, because the page shows only one reason.
+#: ahead of the job. The numbers are small, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: At most this many late jobs are explained.
 _MAX_EXPLAINED = 5
 #: A wait that is longer than this is a finding.
 _LONG_WAIT = timedelta(minutes=1)
-#: A transaction that is open for longer than this keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` has the
-#: same limit.
+#: A snapshot that a transaction holds for longer than this is a finding, because VACUUM cannot remove rows that died
+#: since then. The alert `LeaseholdSnapshotHeld` has the same limit.
 _LONG_SNAPSHOT = timedelta(minutes=1)
-#: Reasons of a job that waits on purpose, or that runs. They are not findings.
+#: These reasons are not findings: the job waits on purpose, or it runs.
 _HARMLESS_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
@@ -59,8 +59,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers beside the findings. None: the caller may not see this number. `live`: counts of the tenant's
-    unfinished jobs, and the ids of its late jobs (`late`). `queues` and `workers` are of all tenants.
+    """The numbers that the Overview shows with the findings. None: the caller may not see this number. `live`: counts
+    of the tenant's unfinished jobs, and the ids of its late jobs (`late`). `queues` and `workers` are of all tenants.
     """
 
     live: Row | None
@@ -101,13 +101,13 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
 async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
     """One finding for each part of the installation, such as the broker, that fails a check of `/readyz`.
 
-    An operator also gets what the self-check found. A part that failed its check and the self-check has one finding:
-    the detail of the check, then what the result of the self-check means.
+    An operator also gets what the self-check found. If a part failed both its check and the self-check, it has one
+    finding: the detail of the check, then the meaning of the self-check's result.
     """
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # Of several results of a part, the first counts: in reversed order it overwrites the others.
+    # If a part has several results, the first counts: in reversed order it comes last and overwrites the others.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -157,8 +157,8 @@ def _tasks_that_wait(n: int, *, has_more: bool) -> str:
 
 
 def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
-    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. If it has none, one
-    finding about the fleet says so for all queues.
+    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. If the installation
+    has no worker, `_findings_about_fleet` adds one finding for all queues, and this function adds none for the queue.
     """
     queue, runnable_tasks = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
@@ -198,9 +198,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders whose outcome a person must decide, because the provider does not tell it. One finding
-    for all due steps on which no external worker works. Paused schedules and disabled webhooks have findings of their
-    own.
+    """One finding for all orders whose outcome a person must decide, because the provider does not report it. One
+    finding for all due steps on which no external worker works. Paused schedules and disabled webhooks have separate
+    findings.
     """
     findings = []
     failures_for_people = to_be_settled_by_people(services, caller, caller.tenant_id)
@@ -224,8 +224,8 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
 
 
 def _unsettled(what: What, n: int, if_one: str, if_many: str, *, has_more: bool) -> list[Finding]:
-    """`what`: the part of the page "To settle" with the cases. `if_one`: the whole sentence for one case. `if_many`:
-    the sentence for several cases, after their number.
+    """`what`: the part of the page "To settle" that lists the cases. `if_one`: the whole sentence for one case.
+    `if_many`: the sentence for several cases, after their number.
     """
     if not n:
         return []
@@ -245,8 +245,8 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _findings_about_oldest(services: Services, caller: Caller, late_ids: Sequence[UUID]) -> list[Finding]:
-    """At most one finding: why the oldest late job waits. Jobs that wait on purpose are passed over. `late_ids`: the
-    oldest first.
+    """At most one finding: why the oldest late job waits. This function skips jobs that wait on purpose. `late_ids`:
+    the oldest first.
     """
     async with services.pool.acquire() as connection:
         found = await job_reads.find_listed(

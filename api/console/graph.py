@@ -1,7 +1,8 @@
-"""Draws the graph of a job's steps for the job's page, if the steps branch: which step needs which, from left to right.
+"""Draws the graph of a job's steps for the job's page. The lines of the graph lead from left to right, from each step
+to the steps that need it. If the steps do not branch, there is no graph.
 
 Up to _MAX_PARTS parts of a step that fanned out (was split into parts) have a box each. If a step has more parts, they
-share one box. A workflow has no graph, because its code decides what follows; its timeline shows the order.
+share one box. A workflow has no graph, because its code decides which step comes next. The timeline shows the order.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def graph_of(tasks: Sequence[Row]) -> Graph | None:
-    """The graph of these steps. None: the steps do not branch, there are too many, or a workflow starts them."""
+    """The graph of these steps. None: the steps do not branch, need too many boxes, or belong to a workflow."""
     if any(task["contained"] for task in tasks):  # a workflow contains the tasks that it starts
         return None
     nodes, needs = _nodes_and_needs(tasks, needs_of(tasks))

@@ -47,17 +47,17 @@ Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
-#: The largest payload in a command to copy, and in a form, in characters.
+#: The longest payload, in characters, that the page puts into a command to copy or into a form.
 _MAX_PAYLOAD = 2000
-#: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
+#: The page shows at most this many of each. The ledger of a job records what each worker claimed and wrote.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
 #: The page shows at most this many chunks of the job's stream, and characters of one step's text. The stream is what
 #: the steps emit while they run.
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
 #: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10
-#: How much `explain` reads for the page: less than for the endpoint, because an open page of an unfinished job is
-#: refreshed every two seconds. `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of this job.
+#: How much `explain` reads for the page: `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of it.
+#: The page reads less than the endpoint, because the page of an unfinished job is refreshed every two seconds.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show, and that cannot contain a script.
@@ -72,8 +72,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
-    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. While `made_of` is
-    # the same, the page is the same. Then the refresh ends here, after it has read only the job's row. For an
+    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. If `made_of` has
+    # not changed, the page has not changed. The refresh then ends here and has read only the job's row. For an
     # unfinished job `made_of` is empty, and each refresh renders the page anew.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
     if (no_content := unchanged(request, made_of)) is not None:
@@ -81,7 +81,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     job = with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
     explanation = await explain(services, tenant_id, access.row, _DEPTH)
     ledger = explanation["ledger"]
-    is_ledger_cut = len(ledger) == _DEPTH.entries  # then earlier entries were perhaps not read
+    is_ledger_cut = len(ledger) == _DEPTH.entries  # if so, there may be earlier entries that were not read
     async with services.pool.acquire() as connection:
         details = await _read_details(request, connection, caller, access)
     return page(
@@ -130,9 +130,9 @@ def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Details:
-    """What the page shows beside the job's row and its explanation. `acts`: what people did with the job. `operations`:
-    the ids of the bulk operations (each acts on many jobs) that have a page. `waits`: the signals for which the job's
-    workflow waits.
+    """What the page shows in addition to the job's row and its explanation. `acts`: what people did with the job.
+    `operations`: the ids of the bulk operations (each acts on many jobs) that have a page. `waits`: the signals for
+    which the job's workflow waits.
     """
 
     events: Sequence[EventView]
@@ -162,9 +162,9 @@ async def _read_details(request: Request, connection: Connection, caller: Caller
 
 
 def _wait_of(request: Request, access: JobAccess, row: Row) -> dict[str, Any]:
-    """A wait of the job's workflow, for the page. `once`: the idempotency key of its form, by which the form answers
-    this wait once. Each wait has a key of its own. If two waits for the same signal had the same key, an answer to the
-    second within the same minute would count as a repetition, and the workflow would not get it.
+    """A wait of the job's workflow, for the page. `once`: the idempotency key of the wait's form, so that the form
+    answers this wait only once. Each wait has its own key. If two waits for one signal had the same key, a second
+    answer within a minute would count as a repetition. The workflow would not get the second answer.
     """
     wait = (row["name"], row["branch"], row["number"], row["epoch"])
     once = form_idempotency_key(request, "signal", str(access.id), *map(str, wait))
@@ -218,7 +218,7 @@ def _is_by_worker(entry: Mapping[str, Any], external_steps: set[str]) -> bool:
 
 def _emitted_texts(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The end of the job's stream, as pairs of a step and its text. Texts of one step that follow each other are
-    joined. A chunk that is no text gets a line of its own, as JSON. `(cut)` stands where an attempt has emitted too
+    joined. A chunk that is no text becomes a separate line of JSON. `(cut)` stands where an attempt has emitted too
     much.
     """
     texts: list[tuple[str, str]] = []
@@ -268,7 +268,7 @@ async def show_picture(request: Request, job_id: UUID, step: str, name: str, cal
     access = await find(services, caller, job_id)
     for output in access.row["outputs"] or []:
         if (output["step"], output["name"]) == (step, name) and _is_picture(services, access, output):
-            async with services.bodies.room(caller.tenant_id, output["size"]):  # waits until memory for it is free
+            async with services.bodies.room(caller.tenant_id, output["size"]):  # waits for free memory
                 content = await services.store.fetch_bytes(
                     output["key"], sha256=output["sha256"], max_bytes=services.settings.console_picture_bytes
                 )
@@ -292,7 +292,7 @@ async def _answer_conflict(
 ) -> Response:
     """Answer an act that the job's state does not allow any more: the page was stale, or somebody else was faster. The
     sentence says what the state is now, and who did what last. If the person pressed the button twice, the first press
-    has done the act: the answer is `done_sentence`. Raises any other error.
+    has done the act: the answer is `done_sentence`. Raises `error` if its cause is not the job's state.
     """
     if error.code != "resource_invalid_state":
         raise error

@@ -1,4 +1,4 @@
-"""The page of jobs: a list by a filter, its refreshes, saved views, and actions on the jobs that a person picks."""
+"""The page of jobs: a filtered list, its refreshes, saved views, and actions on the jobs that a person picks."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Prepared filters, by name. For an operator, `views_of` adds the operator's own tenant to a filter without a time,
-#: because no index finds the jobs of all tenants by their status.
+#: Prepared filters, by name. No index finds the jobs of all tenants by their status. So `views_of` adds the operator's
+#: own tenant to a filter without a time, if the caller is an operator.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -153,7 +153,7 @@ def _malformed_id() -> Invalid:
 
 
 def _ids(texts: Sequence[str]) -> list[UUID]:
-    """The first PAGE ids: no page has more. Empty texts are left out. Raises Invalid."""
+    """The first PAGE ids, because no page has more jobs. Empty texts do not count as ids. Raises Invalid."""
     try:
         return [UUID(text) for text in texts[:PAGE] if text]
     except ValueError:
@@ -187,7 +187,7 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         words=suggestions,
         page_size=PAGE,
         # The form's token: a second press of the button on the same list does nothing. Each act changes the token,
-        # because the list then shows a different status or, for a job that fails again, a different end time.
+        # because the act changes the list: a job has another status or, if it fails again, another end time.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )

@@ -1,7 +1,7 @@
 """The page of API keys: a person lists, makes, rotates, ends and revokes them.
 
-Only the answer to the form that makes a key shows the key's secret: no other page and no cookie contains the secret. If
-a person presses the form's button twice within a minute, both answers show the same secret.
+The answer to the form that makes a key shows the key's secret. No other page and no cookie contains the secret. If a
+person presses the form's button twice within a minute, both answers show the same secret.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
-#: A key is made from a seed, and the seed is a signature with this purpose. Signatures for other uses have other
-#: purposes, so none of them is ever a seed.
+#: The console makes a key from a seed. The seed is a signature with this purpose. Signatures for other uses have other
+#: purposes, so none of them can be a seed.
 _SEED_PURPOSE = "seed of an API key"
 #: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
@@ -113,10 +113,11 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
 async def _make_once(
     request: Request, form: Form, make: Callable[[bytes | None], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Call `make` with a seed for the new key, and return its answer. A second press of the form's button has the same
-    seed. So the second press finds the key of the first, and makes the same secret from the seed, although no secret is
-    stored. The answer to the second press must have the secret, because a browser that sends a form twice shows only
-    the second answer.
+    """Call `make` with a seed for the new key, and return its answer.
+
+    A second press of the form's button has the same seed. So it finds the key of the first press, and makes the same
+    secret from the seed. No secret is stored. The second answer must contain the secret, too, because a browser that
+    sends a form twice shows only the second answer.
     """
     press = press_of(request, form)  # equal for all presses of one form's button
     if press is None:
@@ -126,8 +127,8 @@ async def _make_once(
     try:
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
-        # Probably the first press has made the key. Then this press would make the same key again (UniqueViolation), or
-        # the tenant has no room for another key (Conflict), or the key that was rotated has ended (NotFound).
+        # Probably the first press has made the key. UniqueViolation: this press would make the same key again.
+        # Conflict: the tenant has no room for another key. NotFound: the key that was rotated has ended.
         cell = services.settings.cell  # the name of this installation, if several share the tenants
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)

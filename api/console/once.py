@@ -1,8 +1,8 @@
-"""Forms that act once, however often their button is pressed.
+"""Makes a form act only once, however often a person presses its button.
 
 Without JavaScript nothing disables the button: at a second press the browser sends the form again, and shows only the
 second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the first.
-If the first press is still at work, the second waits for it (`ConsoleRoute`).
+If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def with_refusals(sentence: str, refusals: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence of an act on several jobs. If some were refused, it also says how many, and why the first was."""
+    """The sentence of an act on several jobs. After refusals, it also has their number and the reason of the first."""
     if not refusals:
         return sentence
     were_refused = counted(len(refusals), "was refused, because", "were refused, the first because")
@@ -55,8 +55,8 @@ def new_form_token() -> str:
 
 
 def token_of_shown(shown: object) -> str:
-    """A value for the field `once` that stays the same until `shown`, what the page shows, changes. Each act of the
-    form must change `shown`, or the next act would count as a second press.
+    """A value for the field `once`. It stays the same until `shown` (what the page shows) changes. Each act of the form
+    must change `shown`. Otherwise the next act would count as a second press.
     """
     return hashlib.sha256(orjson.dumps(shown, default=str)).hexdigest()[:32]
 

@@ -80,7 +80,8 @@ async def return_from_provider(request: Request) -> Response:
         async with state_of(request).sign_ins.turn(_NO_TENANT):
             identity = await openid.identify(flow, _redirect_uri(request), answer)
     except RequestError as error:
-        if not isinstance(error, BadGateway | Unavailable):  # the provider is away, or too many sign in: no refusal
+        # A failure of the provider, or too many sign-ins at once, is no refusal of the person.
+        if not isinstance(error, BadGateway | Unavailable):
             _count_refusal(request, error.code, "")
         raise
     row = await _admit_person(request, services, identity)
@@ -114,8 +115,8 @@ async def _admit_person(request: Request, services: Services, identity: Identity
 
 
 def _begin_session(request: Request, services: Services, row: Row, following: str, began: int) -> Response:
-    """`began`: the time of the sign-in by the clock of PostgreSQL, because the same clock says when a person's sessions
-    have ended.
+    """`began`: the time of the sign-in by PostgreSQL's clock. The end of a person's sessions is a time of the same
+    clock, so the two times can be compared.
     """
     response = redirect_to(request, following)
     # The person's `generation`: sessions that began in a lower generation have ended.
@@ -145,8 +146,8 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
 
 
 async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:
-    """The person's rows in all tenants that this session may open: they admit the person, and nobody has ended the
-    person's sessions there since the sign-in. Empty for a session that began with a key.
+    """The person's rows in all tenants that this session may open. Such a tenant admits the person, and nobody has
+    ended the person's sessions there since the sign-in. Empty for a session that began with a key.
     """
     if person_id is None:
         return []

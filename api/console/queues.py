@@ -29,7 +29,7 @@ Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 #: Seconds for which all requests share what a page shows.
 _SHARED_SECONDS = 2.0
-#: A page shows at most this many jobs inside a limit, and as many that wait at it.
+#: A page shows at most this many jobs inside a limit, and at most this many jobs that wait for the limit.
 _MAX_JOBS = 50
 #: A page shows at most this many queues, or workers.
 _MAX_QUEUES, _MAX_WORKERS = 200, 200
@@ -101,9 +101,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
 
 
 def _queues_and_labels(queue_names: Sequence[str]) -> dict[str, list[str]]:
-    """A worker's queues, and its labels. A queue that is pinned to a label (`QUEUE@LABEL`) counts only for the
-    labels.
-    """
+    """A worker's queues, and its labels. A queue with a label (`QUEUE@LABEL`) adds only its label to the result."""
     labels = {queue.partition("@")[2] for queue in queue_names if "@" in queue}
     return {"queues": [queue for queue in queue_names if "@" not in queue], "labels": sorted(labels)}
 

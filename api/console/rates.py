@@ -1,13 +1,13 @@
 """The rates of the last hour, for the Overview: how many jobs were created, how many of them failed, and how long they
-waited and ran. An operator gets the rates of all tenants. The hour has twelve parts of five minutes. Of each part only
-the newest jobs are read: the sample.
+waited and ran. An operator gets the rates of all tenants. The hour has twelve parts of five minutes. The page reads
+only the newest jobs of each part: the sample.
 
-If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
-the same number of rows among ten million jobs as among ten thousand.
+If a part has more jobs than SAMPLE, `_part` estimates their number from the time that the sample covers. So the page
+reads the same number of rows among ten million jobs as among ten thousand.
 
-The hour ends at the end of the current minute. So two answers within one minute are equal, unless a job was created,
-started or ended between them, or the last part is estimated. If they are equal, an open page is not rendered again
-(rendering.py).
+The hour ends at the end of the current minute. So two answers within one minute are usually equal. They differ if a job
+was created, started or ended between them, or if the last part is estimated. After an equal answer, an open page is not
+rendered again (rendering.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. A job counts as three rows (`job_lists`), so this is
 #: 160 jobs, two times SAMPLE. The query reads jobs past their retention, too, and leaves them out.
 _MAX_READ = 480
-#: `_part` divides by the share of the part that the sample covers. It takes at least this share, which is above 0. So
-#: the page shows at most 26,000 jobs a second.
+#: `_part` divides by the share of the part that the sample covers. If the share is smaller than this, `_part` divides
+#: by this number instead, and so never by 0. So the page shows at most 26,000 jobs a second.
 _MIN_COVERED = 0.00001
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Five minutes, which begin `at`. `n`: the number of jobs that were created in them. `failed`: how many of these
+    """Five minutes. `at`: their start. `n`: the number of jobs that were created in them. `failed`: how many of these
     have failed by now. `exact`: the numbers are counted, and not estimated.
     """
 
@@ -104,7 +104,7 @@ def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     if not n or has_all_jobs:  # without a job, nothing can be estimated
         return Part(start, n, failed, exact=has_all_jobs)
     # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part. A job may be
-    # newer than now: it was created while the parts were read, or the clock of this process is slow.
+    # newer than `end`: it was created while this process read, or this process's clock is behind PostgreSQL's.
     end = max(end, job_page.rows[0]["created_at"])
     covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), _MIN_COVERED)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)

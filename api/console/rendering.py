@@ -52,7 +52,7 @@ _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
 #: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
 #: the browser reads it from the header Leasehold-Read-Lag.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
-#: Seconds of each unit.
+#: The number of seconds in each unit.
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
@@ -100,8 +100,8 @@ def page(
     `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same `made_of` as the
     last page of its session, the page is not rendered (`unchanged`).
 
-    Of `values`, the layout itself uses `refresh_seconds`, the seconds after which an open page asks for its new content
-    at `refresh_url`, again and again. Without this value, or with 0, the page stays as it is.
+    The layout itself uses two of `values`. Every `refresh_seconds` seconds, an open page fetches its new content from
+    `refresh_url`. Without `refresh_seconds`, or if it is 0 or None, the page is not refreshed.
     """
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -141,9 +141,9 @@ def page(
 
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
-    """The answer 204, if the browser's page is up to date: it is the last page that its session got from this URL, and
-    was rendered from an equal `made_of`. None: the page must be rendered. An endpoint whose page needs many reads calls
-    this first.
+    """The answer 204, if the browser's page is up to date. If not, None: the page must be rendered. The page is up to
+    date if it is the last page that the session got from this URL, and if its `made_of` was equal. An endpoint whose
+    page needs many reads calls this function first.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
@@ -151,8 +151,8 @@ def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
     key = viewer.session.nonce, str(request.url)
     last_pages = state_of(request).last_pages
     last_page = last_pages.get(key)
-    # This comparison is fast: Python takes two members of tuples for equal if they are the same object, and requests
-    # share most objects (shared.py).
+    # This comparison is fast. Requests share most objects (shared.py), and Python does not compare the contents of
+    # tuple members that are the same object.
     if last_page is None or last_page != (request.headers.get(MARK), made_of):
         return None
     last_pages.move_to_end(key)
@@ -191,8 +191,8 @@ def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> R
 
 
 def redirect_to(request: Request, path: str) -> Response:
-    """Send the browser to `path`, which is below the console. A client may have sent the path: if it leads elsewhere,
-    the browser goes to the first page.
+    """Send the browser to `path`, which is below the console. The path may come from a client. If it is no path of the
+    console, the browser goes to the first page.
     """
     location = path_of(request) + quote(path if is_path(path) else "/", safe=_SAFE)
     return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": location} | HEADERS)
@@ -205,20 +205,20 @@ def is_path(text: str) -> bool:
 
 def form_idempotency_key(request: Request, *names: str) -> str:
     """An idempotency key for a form: with the same key, a second press of its button does nothing. A page that is
-    rendered in a later minute has another key, because its person may want to do the same once more.
+    rendered in a later minute has another key, because the person may want to repeat the act.
     """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
 
 def _is_refresh(request: Request) -> bool:
-    """Whether an open page asks for its own new state."""
+    """Whether the request is the refresh of an open page."""
     return "hx-request" in request.headers
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. None for a refresh: the page that shows the sentence deletes its cookie. If a refresh
-    of another open page came first and showed it, the page after the form would show nothing.
+    """The sentence for this page. None for a refresh. The page that shows the sentence deletes its cookie, so a refresh
+    of another open page could show the sentence first. The page after the form would then show nothing.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -334,8 +334,8 @@ def number(count: float) -> str:
 
 
 def pretty(value: Any, path: str = "") -> str:
-    """JSON for people. A large value is cut, and the text says how many characters are missing. `path`: the address in
-    the API that answers the whole value; the text of a cut value names it.
+    """JSON for people. A large value is cut, and the text names the number of missing characters. `path`: the address
+    in the API that answers the whole value; the text of a cut value names this address.
     """
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
     left_out = len(text) - _MAX_JSON

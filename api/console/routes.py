@@ -40,17 +40,17 @@ log = structlog.get_logger(__name__)
 _MAX_FIELDS = 200
 #: A number of at most this many digits fits into an integer of PostgreSQL.
 _MAX_DIGITS = 9
-#: The second press of a button waits for at most _PATIENCE_SECONDS for the answer to the first press. It asks for this
+#: The second press of a button waits for at most _PATIENCE_SECONDS for the answer to the first press. It looks for this
 #: answer every _POLL_SECONDS.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
-#: A form's path begins with the path of the page that has the form: a list, or an object with an id. The page is found
-#: by this rule, because the Referrer-Policy forbids the browser to name the page.
+#: A form's path begins with the path of the page that has the form: a list, or an object with an id. The console finds
+#: the page by this rule, because the Referrer-Policy forbids the browser to name the page.
 _PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
-#: Errors that a page explains, beside an outage of the database. Any other error is a bug, and `Edge` logs it.
+#: A page explains these errors, and an outage of the database. Any other error is a bug, and `Edge` logs it.
 _EXPLAINED = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
@@ -91,8 +91,8 @@ class ConsoleRoute(APIRoute):
     """The route of a page (GET) or of a form (POST)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        # Pages are read from the standby, if it serves. After a form, the browser's next pages are read from the
-        # primary (`stay_fresh`), so that they show what the form has changed.
+        # A page that is marked with `may_read_standby` reads from the standby while the standby serves. After a form,
+        # the browser's next pages read from the primary (`stay_fresh`), so that they show what the form has changed.
         handler = with_standby(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
         is_form = "POST" in (self.methods or ())
@@ -125,8 +125,8 @@ class ConsoleRoute(APIRoute):
 
 
 async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    """The answer of the handler. If the first press of the same button is still at work, wait until it has ended: then
-    the handler returns the first press's answer.
+    """The answer of the handler. If the API has not answered the first press of the same button yet, wait for that
+    answer. The handler then returns the same answer.
     """
     waits_until = monotonic() + _PATIENCE_SECONDS
     while True:
@@ -173,7 +173,7 @@ def _accepts_html(request: Request) -> bool:
 
 
 def _bug_page(request: Request, error: Exception) -> Response:
-    """The page of an error that nobody foresaw. It names the request, for a search in the log."""
+    """The page for a bug. It shows the id of the request, by which a person finds the error in the log."""
     problem, identity = problem_of(error), request.state.identity
     return page(request, "error.html", problem.status, problem=problem, request_id=identity.request_id)
 
@@ -202,8 +202,8 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
 
 
 def form_error(error: ValidationError, whole: str) -> Invalid:
-    """The error for a form that its model refuses. It names the first wrong field and the reason. `whole`: the name of
-    what the form makes or changes, for an error that is not in one field.
+    """The error for a form that its model refuses. It names the first wrong field and the reason. `whole`: what the
+    form makes or changes. An error that concerns no single field names `whole` instead of a field.
     """
     first_error = error.errors()[0]
     field = ".".join(str(part) for part in first_error["loc"])

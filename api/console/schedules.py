@@ -1,7 +1,7 @@
 """The pages of schedules: when they fire, the runs that they started, and why they paused.
 
-A person starts a run now, pauses, resumes and changes a schedule. A backfill starts the runs of past ticks (the times
-at which a schedule fires); a person previews it first.
+On these pages a person starts a run immediately, and pauses, resumes or changes a schedule. A backfill starts the runs
+of past ticks (the times at which a schedule fires). A person previews the backfill first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 #: The number of schedules on a page, and of runs on the page of a schedule.
 _PAGE, _RUNS = 50, 20
-#: A tick in the schedule's own time zone.
+#: The format of a tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
 #: If the person gives no end, a backfill ends this long before now: the schedulers have fired all ticks before that
 #: time.
@@ -136,7 +136,7 @@ async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fi
 
 
 def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backfill:
-    """The request for a backfill of this range. `dry_run`: it starts no run. Raises Invalid."""
+    """The request for a backfill of this range. `dry_run`: the backfill starts no run. Raises Invalid."""
     first_instant, last_instant = typed_instant(start), typed_instant(end)
     if first_instant is None:
         raise Invalid("invalid_request", "The range needs a start: 2026-11-22, or 2026-11-22T14:30.")

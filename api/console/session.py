@@ -2,9 +2,15 @@
 session.
 
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
-random number. It contains no secret. A session ends when its key ends, when an admin disables the person or ends the
-person's sessions, when the person has no role in the tenant any more, after `console_session_minutes` without a page,
-and MAX_HOURS after the sign-in. A session in another tenant of the person keeps the time of the sign-in.
+random number. It contains no secret. If a person changes to another tenant, the new session keeps the time of the
+sign-in.
+
+A session ends in each of these cases:
+- Its key ends.
+- An admin disables the person, or ends the person's sessions.
+- The person has no role in the tenant any more.
+- The person has opened no page for `console_session_minutes`.
+- MAX_HOURS have passed since the sign-in.
 """
 
 from __future__ import annotations
@@ -30,10 +36,10 @@ from leasehold.settings import Settings
 COOKIE = "leasehold_session"
 #: The longest time from a sign-in to the end of its sessions.
 MAX_HOURS = 12
-#: A page renews the cookie at most this often, in seconds.
+#: A page renews the cookie only if this many seconds have passed since the last renewal.
 _RENEW_SECONDS = 60
 #: The owner of a person's session: the person's id, and a generation. The person's generation grows when all sessions
-#: of the person end: an admin has ended them or has disabled the person, or the person has lost access to the tenant.
+#: of the person end. Causes: an admin ends them or disables the person, or the person loses access to the tenant.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
@@ -72,7 +78,7 @@ class Viewer:
 
 
 class SignedIn(Require):
-    """As Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
+    """Like Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
 
     #: A browser without a session is not counted as a refusal for the audit: it gets the sign-in page.
     counts_strangers = False
@@ -120,8 +126,8 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
 def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
-    """Begin a session on the response. `began`: the time of the sign-in, if the person signed in earlier; None: now.
-    Raises Unavailable without sealing keys, which sign the cookie.
+    """Begin a session: the response sets its cookie. `began`: the time of the sign-in, if the person signed in earlier;
+    None: now. Raises Unavailable without sealing keys, which sign the cookie.
     """
     now = int(time())
     session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))

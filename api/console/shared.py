@@ -57,20 +57,20 @@ class Shared(Generic[_Answer]):
         name them. Raises the errors of `make`.
         """
         reading = replica_reads.current()
-        # Answers from the primary have keys of their own, because a request that reads from the primary must not get an
+        # Answers from the primary have separate keys, because a request that reads from the primary must not get an
         # older answer from the standby.
         is_from_primary = reading is None
         key = (key, is_from_primary)
         shareable = self._answers.get(key)
         if shareable is None or not shareable.may_be_shared:
-            # An answer that may not be shared any more has a task that is done.
+            # If an answer may not be shared any more, its task is done, so `result` returns immediately.
             previous = None if shareable is None or shareable.has_failed else shareable.task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
             shareable = _Shareable(task, monotonic() + self._seconds, reading)
             self._remember(key, shareable)
         answer = await asyncio.shield(shareable.task)
         if reading is not None and shareable.reading is not None:
-            reading.include(shareable.reading)  # the answer to this request tells the age of these rows
+            reading.include(shareable.reading)  # the response names the age of these rows
         return answer
 
     def _remember(self, key: Hashable, shareable: _Shareable[_Answer]) -> None:

@@ -1,4 +1,4 @@
-"""Signs a person in, and signs the person out. A person signs in with an API key, or with a ticket: a link by which
+"""Signs a person in and out. A person signs in with an API key, or with a ticket: a link by which
 `leasehold dev` signs its user in.
 """
 
@@ -42,7 +42,7 @@ async def sign_in(request: Request, form: Fields) -> Response:
 async def enter(
     request: Request,
     ticket: Annotated[str, Query(max_length=200)] = "",
-    following: Annotated[str, Query(max_length=500)] = "/",  # the page that opens then
+    following: Annotated[str, Query(max_length=500)] = "/",  # the page that opens after the sign-in
 ) -> Response:
     services = services_of(request)
     key_prefix = tickets.prefix_of_ticket(services.settings, ticket)

@@ -16,8 +16,8 @@ from leasehold.settings import Settings
 _PATIENCE_SECONDS = 5.0
 #: A page as one session sees it: the session's nonce, and the URL.
 PageKey: TypeAlias = tuple[str, str]
-#: A page that was sent: its mark (the header rendering.MARK, by which the browser says which page it has), and the
-#: objects from which it was rendered.
+#: A page that was sent: its mark (a hash, in the header rendering.MARK), and the objects from which the page was
+#: rendered.
 LastPage: TypeAlias = tuple[str, tuple[object, ...]]
 
 

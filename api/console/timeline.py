@@ -1,5 +1,5 @@
-"""The timeline of a job: for each step, bars for its waits and attempts. It is made from the job's ledger, which says
-what the workers did with the job. The job's page (job.py) shows it.
+"""The timeline of a job: for each step, bars for its waits and attempts. The job's page (job.py) shows the timeline.
+It is made from the job's ledger, which records what the workers did with the job.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ENDS = {
 #: The kinds of ledger entries that end a step while no worker runs it. After such an entry the step does not wait any
 #: more.
 _STOPS = frozenset({"cancelled", "skipped"})
-#: The kinds of ledger entries by which a worker ends its own attempt. Of the other kinds of _ENDS, other workers write
-#: `lost` and `taken_over`. `cancelled` may come from the worker, but also from the API or from another worker.
+#: The kinds of ledger entries by which a worker ends its own attempt. _ENDS has three further kinds. `lost` and
+#: `taken_over` come from another worker. `cancelled` comes from the worker itself, another worker or the API.
 WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
 
 
@@ -97,7 +97,7 @@ def timeline(
     is_cut: bool = False,
 ) -> Timeline:
     """The bars of all steps. `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks
-    earlier entries. Then the first wait of a step is unknown, and is left out.
+    earlier entries. The first wait of each step is then unknown, and has no bar.
     """
     ready_at = {} if is_cut else _ready_times(job, steps[:MAX_LINES], ledger, tasks)
     scale = _Scale(job["created_at"], job.get("finished_at") or now)
@@ -117,7 +117,8 @@ def _ready_times(
     tasks: Sequence[Row],
 ) -> dict[str, datetime]:
     """When the first wait of each step began: when the last of the steps that it needs had succeeded. A part of a
-    fan-out, and a step of a workflow, waits since its creation. A step that is still blocked is absent.
+    fan-out, and a step of a workflow, has waited since its creation. The result has no time for a step that is still
+    blocked.
     """
     needs = needs_of(tasks)
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
@@ -140,7 +141,7 @@ def _line(
     scale: _Scale,
     now: datetime,
 ) -> Line:
-    """The bars of one step. `ready_at`: when its first wait begins; None: that is not known, or has not happened."""
+    """The bars of one step. `ready_at`: when its first wait began; None: unknown, or the step is still blocked."""
     line = Line(step["id"])
     # The claim of the attempt under way; None: the step waits, or has ended.
     claim: Mapping[str, Any] | None = None

@@ -70,7 +70,7 @@ async def send_test(request: Request, webhook_id: UUID, caller: Owner, form: Fie
 
 @router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
 async def redeliver(request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, form: Fields) -> Response:
-    # The field `once` is the same for all deliveries of the page. Each delivery needs an idempotency key of its own.
+    # The field `once` is the same for all deliveries of the page. But each delivery needs a different idempotency key.
     idempotency_key = f"{form['once']}-{delivery_id}" if form.get("once") else None
     await endpoints.redeliver(request, webhook_id, delivery_id, caller, idempotency_key)
     return go_to(request, f"/webhooks/{webhook_id}", "The message is on its way again.")
