@@ -124,7 +124,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
 
 
 async def _receive_form(services: Services, caller: Caller, request: Request, job_id: UUID) -> StoredForm:
-    """Read the form, and store its files under the prefix of the job. After an error, the stored files are deleted.
+    """Read the form, and store its files under the prefix of the job. After an error, delete the stored files.
 
     Raises BodyTooSlow, BadGateway `store_unavailable`, and the other errors of `upload.receive`.
     """
@@ -170,8 +170,8 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
 async def _create(
     services: Services, caller: Caller, new_conversion: NewConversion, form: StoredForm, idempotency_key: str | None
 ) -> Response:
-    """Write the job and answer 201. A repeated request gets the first answer, and the files that it sent are
-    deleted.
+    """Write the job and answer 201. A repeated request gets the first answer. This function then deletes the files
+    that the repeated request sent.
     """
     submissions: list[Submitted] = []
     limit_fields: dict[str, str] = {}
@@ -182,7 +182,7 @@ async def _create(
         async with services.admission.submitting(connection, caller.payer, queues, size=stored_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
         if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
-            raise form_too_slow()  # housekeeping took the files for those of an API process that has died
+            raise form_too_slow()  # housekeeping has deleted the files: it assumes that the upload's process died
         limit_fields.update(charge.fields)
         row = await conversions.find(connection, caller.tenant_id, new_conversion.job.id)
         assert row is not None
@@ -293,7 +293,7 @@ async def get_conversion(
 
 
 def _etag(row: Row) -> str:
-    """The ETag of the record: a hash of its bytes. The number of the last event would not do, because progress and
+    """The ETag of the record: a hash of its bytes. The number of the last event is not enough, because progress and
     promotion change the record without an event.
     """
     return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'

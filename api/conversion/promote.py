@@ -131,7 +131,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
 async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
     """The answer to a request that could not claim the job, because another request has claimed it. If the other
     request has promoted the conversion to the same keys, its result is the answer. Raises Conflict if the other request
-    has promoted to other keys, or has not finished, and NotFound.
+    has promoted to other keys, or has not finished. Raises NotFound if there is no such conversion.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)

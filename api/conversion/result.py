@@ -167,7 +167,7 @@ async def _end_download(
 
 class _ArtifactStream(Response):
     """Streams an artifact, with one piece in memory. The stream ends early if the client disconnects, the time limit
-    passes, or the store fails. `record_end` is called when the stream ends, early or not, with the number of sent bytes
+    passes, or the store fails. At its end, early or not, the stream calls `record_end` with the number of sent bytes
     and the outcome.
     """
 

@@ -92,10 +92,10 @@ class StoredForm:
     file_name: str
     model_bytes: int
     image_count: int
-    image_bytes: int  # of their archive
+    image_bytes: int  # the size of the archive that has all images
     tags: dict[str, str]
     callback_url: str | None
-    fingerprint: bytes  # over all fields and files, for the idempotency key
+    fingerprint: bytes  # a hash over all fields and files: a repeated request must have the same
 
 
 def prefix_of(job_id: UUID) -> str:
@@ -190,7 +190,7 @@ class _Form:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
         elif self._part.name in _IMAGE_FIELDS and (self._part.file_name or self._buffer):
-            # A part without a name and without a byte is what a browser sends if the person chose no file.
+            # If the person chose no file, a browser sends a part without a file name and without a byte.
             await self._store_image()
 
     async def _store_image(self) -> None:
@@ -218,8 +218,8 @@ class _Form:
         if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
-        # Tags and the callback URL are left out if the form has none. Then the fingerprint is the same as in releases
-        # that did not know these fields, so a request that is repeated after an upgrade gets its first answer.
+        # Absent tags and an absent callback URL add nothing to the fingerprint. It then equals the fingerprint of
+        # releases that did not have these fields. So a request that is repeated after an upgrade gets its first answer.
         fingerprinted_texts = [
             params.model_dump_json(),
             user_id,
