@@ -114,7 +114,7 @@ async def _export_lines(services: Services, tenant_ids: list[str]) -> AsyncItera
     """The export in pieces. No connection is held while the client reads a piece."""
     for tenant_id in tenant_ids:
         # Read the head and the oldest rows in one snapshot. Otherwise retention could act between the two reads, and
-        # delete rows that the head promises.
+        # delete rows that the head names as the first of the chain.
         async with (
             services.pool.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),

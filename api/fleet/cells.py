@@ -167,7 +167,7 @@ def cells_of(services: Services) -> OtherCells:
 
 
 async def all_cells(request: Request) -> list[Cell]:
-    """Ask all cells of the map, which places each tenant in a cell. Returns the cells, sorted by name."""
+    """Query all cells for their load. Returns the cells, sorted by name."""
     services = services_of(request)
     others = cells_of(services)
     own_answer, answers = await asyncio.gather(_own_answer(request, others), others.status())
@@ -220,8 +220,8 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant. The other cells are asked only if this cell does not have it, or
-    if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant. This cell asks the other cells only if it does not have the job
+    or the tenant itself, or if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
@@ -240,8 +240,8 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
-    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. If the home is not
-    among `holders`, because it is silent or has no row of the tenant yet, it is added.
+    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. The home may be
+    missing in `holders`, because it is silent or has no row of the tenant yet. This function then adds it.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

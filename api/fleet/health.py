@@ -1,7 +1,7 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-If the broker or the store is away, `/readyz` reports it, but the process stays ready. Submissions need no broker. All
-API processes share one store, so another process would not serve better.
+If the broker or the store does not answer, `/readyz` reports the outage, but the process stays ready. Submissions need
+no broker. All API processes share one store, so another process could not serve the requests either.
 
 Neither endpoint needs a key, with one exception: `/readyz?verbose` needs an operator's key, because it shows versions
 and settings of the servers.
@@ -52,7 +52,7 @@ _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AG
 _FINDINGS_SECONDS = 60.0
 
 # A write that commits, to prove that PostgreSQL accepts writes. A demoted or read-only server refuses this write. On a
-# full disk or without a quorum, the write takes longer than the check may take.
+# full disk, or without a quorum of synchronous standbys, the write fails or takes longer than the check may take.
 PROVE_WRITES = """
 INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
@@ -61,7 +61,7 @@ ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `required`: the process is ready only if it is `ok`."""
+    """The result of one check. `required`: the process is ready only if this check is `ok`."""
 
     name: str
     ok: bool
@@ -70,8 +70,8 @@ class Check:
 
 
 class _SharedRun(Generic[_Result]):
-    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result. If the run fails, the
-    requests that wait for it share its error, and the next request starts a new run.
+    """Runs `run` at most once in `seconds`. Requests that arrive within this time share the result. If the run fails,
+    the requests that wait for it share its error. The next request then starts a new run immediately.
     """
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, _Result]], seconds: float) -> None:
@@ -96,7 +96,7 @@ class _SharedRun(Generic[_Result]):
 
 
 class Readiness:
-    """Runs the checks of one API process, and the self-check that `leasehold doctor` runs, too."""
+    """Runs the checks of one API process. Also runs the self-check, which is the same as in `leasehold doctor`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -144,7 +144,9 @@ class Readiness:
         return "accepts writes"
 
     async def _migrations(self) -> str:
-        """The revision of the platform's schema, and that of each kind of work that has a schema of its own."""
+        """The revisions of the platform's schema and of each schema that a kind of work has. Raises _NotReady if one is
+        behind.
+        """
         async with self._services.pool.acquire() as connection:
             states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
         for name, state in states.items():
@@ -171,7 +173,7 @@ class Readiness:
 
 
 def _prefix_of(schema: str) -> str:
-    """What stands in front of a schema's revision: its name and a space; nothing for the platform's own schema."""
+    """The text before a schema's revision: the schema's name and a space. Empty for the platform's own schema."""
     return "" if schema == CORE.name else f"{schema} "
 
 
@@ -190,8 +192,8 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         is_away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if is_away else type(error).__name__
         if is_away:
-            # If the store answers too late, the error is a TimeoutError, as for the database. Only `name` tells them
-            # apart.
+            # If the store answers too late, the error is a TimeoutError, as for the database. Only `name` shows which
+            # of the two is meant.
             outage = STORE if isinstance(error, StoreError) or name == "store" else DATABASE
             outage.record_error(error, "readiness")
         else:

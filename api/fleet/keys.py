@@ -1,8 +1,9 @@
 """/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant, and operators the keys of all
 tenants.
 
-The caller must have every scope of a new or rotated key: so nobody can give a scope that they lack. Only the answer
-that makes a key has its secret. Such an answer must not be stored, so these requests take no Idempotency-Key.
+The caller must have every scope of a new or rotated key: so nobody can give a scope that they lack. The secret of a new
+key is only in the answer to the request that made the key. The API must not store this answer, so these requests take
+no Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ async def list_all_keys(
 
 
 def new_key_answer(key: NewKey, tenant_id: str) -> dict[str, Any]:
-    """The answer with the new key, which alone has its secret."""
+    """The answer with the new key. No other answer contains the key's secret."""
     return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": key.expires_at}
 
 
@@ -188,7 +189,7 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
 async def make_successor(
     services: Services, caller: Caller, prefix: str, body: Rotation, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the key that replaces the key `prefix`. `seed` and the raised problems: as of `make_key`."""
+    """The answer with the key that replaces the key `prefix`. `seed` and the raised problems: see `make_key`."""
     overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
         # `tenant_of`: None for an operator, who may act on the keys of all tenants.

@@ -1,7 +1,7 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-Nobody can give a scope that they lack: an admin who sets a role or enables a person must have every scope that the
+Nobody can give a scope that they lack. So an admin who sets a role or enables a person must have every scope that the
 person then has.
 """
 
