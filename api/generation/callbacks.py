@@ -1,4 +1,5 @@
-"""The endpoint that a provider calls when a generation has news. Then the job polls the provider immediately.
+"""The endpoint that a provider calls when the state of a generation changes. The job then polls the provider
+immediately.
 
 The address has a signature in place of an API key. The endpoint does not read the body.
 """
@@ -26,8 +27,8 @@ ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint declares no body, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
-#: waits for this many seconds, and then answers 503: the provider calls again. The time is shorter than a provider
-#: waits for the answer (Ark: five seconds).
+#: waits for this many seconds, and then answers 503: the provider calls again. This must be shorter than the time for
+#: which a provider waits for the answer (Ark: five seconds).
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
@@ -36,7 +37,7 @@ _RETRY_SECONDS = 0.2
     ROUTE,
     operation_id="hearProvider",
     status_code=204,
-    include_in_schema=False,  # only providers call it: the order that they got names the address
+    include_in_schema=False,  # only providers call it: each order names this address
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
     """Wake the job's poll. 404 `task_not_found`; 503 `not_waiting`: the provider sends the callback again."""
@@ -50,7 +51,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
             if row is None or row["status"] in JOB_TERMINAL:  # the job needs no poll any more
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
-        if hints:  # the poll was snoozing, and the hints (messages to workers) tell that it is due
+        if hints:  # the poll was snoozing, and the hints (messages to workers) say that it is due now
             services.announcer.announce(hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:

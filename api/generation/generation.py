@@ -116,7 +116,7 @@ async def _create(
     services.store.require()  # checked first: without a store, the provider would charge for files that cannot be kept
     check_callback_url(services.settings, order.callback_url)
     credential = credential or None  # an empty header is no credential
-    terms = _terms_of(services.opened["generation"], order, credential)  # the catalogue of providers
+    terms = _terms_of(services.opened["generation"], order, credential)  # `opened`: the catalogue of providers
     sealed_credential = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     async with services.pool.acquire() as connection:
         now = await database_time(connection)
@@ -156,7 +156,8 @@ async def _submit(
 ) -> tuple[Submitted | None, dict[str, str]]:
     """Write the job, and charge the caller. Returns what was submitted, and the RateLimit fields.
 
-    None in place of the submission: another request has just submitted the same order. Then the charge is refunded.
+    None in place of the submission: another request has just submitted the same order. This function then refunds the
+    charge.
     """
     queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
     async with services.admission.submitting(connection, caller.payer, queues) as charge:
@@ -167,8 +168,10 @@ async def _submit(
 
 
 def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The terms of the order's provider in this installation. Raises Invalid if the order names no provider and there
-    is no default, if the provider is unknown, or if nobody has given a credential for it.
+    """The terms of the order's provider in this installation. If the order names no provider, the default provider.
+
+    Raises Invalid if there is no such provider. Raises Invalid also if neither the client nor the installation has a
+    credential for it.
     """
     name = order.provider or catalogue.default
     if not name:
@@ -181,7 +184,7 @@ def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | 
     return terms
 
 
-#: The parameters of the job have these fields of the order by the same names.
+#: The job's parameters have these fields of the order under the same names.
 _COPIED_FIELDS = {
     "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "is_pro", "duration", "ratio",
 }  # fmt: skip
@@ -277,7 +280,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended_jobs = cancellation
     count_ended_jobs(ended_jobs)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current_row or row)  # `row`: if the generation has just expired, and was deleted
+    return answer(services, current_row or row)  # `row`, if the generation has expired and was deleted since
 
 
 async def _cancel_and_withdraw(

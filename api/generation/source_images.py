@@ -109,7 +109,7 @@ class _Form:
 
     async def _expire_new_keys(self) -> None:
         """Expire the new images of a refused form, so that the next housekeeping (a maintenance loop of the workers)
-        deletes them. If PostgreSQL is away, they expire at the end of their normal lifetime.
+        deletes them. If PostgreSQL does not answer, they expire at the end of their normal lifetime.
         """
         if self._new_keys:
             with best_effort("deletions of refused forms"):
@@ -141,7 +141,7 @@ class _Form:
                 if len(self._buffer) > self._max_bytes:
                     raise Invalid("too_large", f"An image has at most {self._max_bytes} bytes.")
             case End():
-                # A browser sends a part without a name and without a byte for a field without a file.
+                # If the person chose no file, a browser sends a part without a file name and without a byte.
                 if self._is_file and (self._is_named or self._buffer):
                     self._keys.append(await self._store(bytes(self._buffer)))
                 self._buffer.clear()
@@ -158,7 +158,7 @@ class _Form:
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer, len(image))
             # The row is written before the object, because housekeeping finds objects by their rows.
-            # The URLs' time begins with the answer, which may follow the first image by _UPLOAD_SECONDS.
+            # The lifetime of the URLs begins with the answer, up to _UPLOAD_SECONDS after the first image is stored.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds + _UPLOAD_SECONDS)
             expires_at = await generations.keep_source(connection, tenant_id, key, len(image), lifetime)
         if expires_at is not None:  # None: the same image was stored before

@@ -74,8 +74,8 @@ def etag(row: Row) -> str:
     """The ETag of the state. It is weak, because `created` and the signatures of URLs differ in every answer to the
     same state.
 
-    A URL is valid for a week at most. So the ETag of a finished generation also changes every half week: then the
-    answer is not 304, and the client gets new URLs.
+    A URL is valid for a week at most. So the ETag of a finished generation also changes every half week. The next
+    answer is then not 304, and the client gets new URLs.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
     return weak_etag(version + (f".{int(time() // (MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
@@ -103,8 +103,8 @@ def _error_of(row: Row) -> GenerationError:
 
 
 def _metadata_of(row: Row) -> dict[str, Any]:
-    """The metadata of a finished generation. The provider's own links are left out. A generation without a result gets
-    the reason of its failure.
+    """The metadata of a finished generation, without the provider's own links. A generation without a result gets the
+    reason of its failure.
     """
     metadata: dict[str, Any] | None = row["stored"]
     if metadata is not None:
