@@ -46,7 +46,7 @@ class AuthenticatedFirst(APIRoute):
                     if body and not is_json(request.headers.get("content-type", "")):
                         raise wrong_type(JSON)
                     problem = refusal(body, services.settings.json_max_depth)
-                    if problem is not None:  # no strict JSON, or nested too deep
+                    if problem is not None:  # the body is no strict JSON, or is nested too deep
                         return problem.response(identity_of(request).request_id)
                     return await handler(received_request)
             except ClientDisconnect:

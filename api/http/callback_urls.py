@@ -1,4 +1,4 @@
-"""The member `callback_url` of requests that submit jobs, and the check that these endpoints call for it."""
+"""The member `callback_url` of requests that submit jobs, and the check of this URL."""
 
 from __future__ import annotations
 

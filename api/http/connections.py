@@ -1,8 +1,8 @@
-"""Bounds what an unknown client can use: the number of open connections, the time for which a connection is silent, and
-the size of a request's head.
+"""Bounds what an unknown client can use: the number of open connections, the silent time of a connection, and the size
+of a request's head.
 
-`guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way, and
-waits forever for the head of the next request.
+`guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way. It
+would wait forever for the head of the next request.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_HEAD_BYTES = 64 * 1024
 HEADER_COSTS = 128
 #: Requests that a client may send on one connection before it has the answers to its earlier requests (pipelining).
 MAX_PIPELINED = 4
-#: After an early answer the API reads and discards the rest of the body for this long, so that the client reads the
-#: answer.
+#: If the API answers before a request's body is complete, it reads and discards the rest for at most this long. Most
+#: clients read the answer only after they have sent the whole body.
 LINGER_SECONDS = 10.0
 #: Seconds for which a client may leave an answer unread.
 UNREAD_SECONDS = 60.0
@@ -40,7 +40,7 @@ UNREAD_SECONDS = 60.0
 _MAX_REFUSING = 100
 #: Seconds after which a refused connection is closed.
 _REFUSING_SECONDS = 1.0
-#: Open files that the process needs beside the connections of its clients.
+#: Open files that the process needs in addition to the connections of its clients.
 _OTHER_FILES = 256
 
 _BUSY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "Too many connections. Try again soon.", {"Retry-After": "2"})
@@ -148,7 +148,7 @@ class Guarded(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head_bytes(len(name) + len(value) + HEADER_COSTS)
-        if not self._in_message:  # else it follows a body: a trailer, which uvicorn would add to the headers
+        if not self._in_message:  # a header after the body is a trailer, which uvicorn would add to the headers
             super().on_header(name, value)
 
     def _count_head_bytes(self, size: int) -> None:
@@ -164,14 +164,14 @@ class Guarded(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
             raise ValueError("too many pipelined requests")  # so that the parser stops
-        super().on_headers_complete()  # raises an error for a malformed URL: then there is no request to answer
+        super().on_headers_complete()  # raises an error for a malformed URL, and no request is counted
         self._in_message = True
         self._unanswered += 1
 
     def on_message_complete(self) -> None:
         self._in_message = False
         super().on_message_complete()
-        if not self._unanswered:  # the body ends after its answer, as LINGER_SECONDS allows
+        if not self._unanswered:  # the API had answered before the body was complete (LINGER_SECONDS)
             self._stop_timer()
             self.quiet[self] = None
 
@@ -244,13 +244,13 @@ class Guarded(HttpToolsProtocol):
         """Write `problem` and close the connection. If earlier requests have no answer yet, do nothing:
         `on_response_complete` calls this again.
 
-        If the body of a request is arriving, the problem answers this request, unless it has its answer already.
-        Otherwise the problem answers the request whose head is arriving.
+        If the body of a request is arriving, the problem answers this request, unless the API has already answered it.
+        If no body is arriving, the problem answers the request whose head is arriving.
         """
         is_body_arriving = self._in_message
         if self.transport.is_closing() or self._unanswered > (1 if is_body_arriving else 0):
             return
-        if is_body_arriving and not self._unanswered:  # its request has its answer
+        if is_body_arriving and not self._unanswered:  # the API has already answered the request
             self.transport.close()
             return
         if is_body_arriving and self.cycle.response_started:  # `cycle`: uvicorn's present request

@@ -1,5 +1,5 @@
-"""Opaque cursors of lists. A cursor names the last row of a page, in base64url: by the row's id, by its instant and id,
-by its name and version, or by two texts. A cursor contains no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It has the row's id, its instant and
+id, its name and version, or two texts of the row. A cursor contains no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
 Cursors of earlier releases are valid, too. Any other text is refused with `invalid_cursor`.
@@ -30,9 +30,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 #: The cursors of lists that are sorted by ids, by instants, and by names with versions. The last character of an id's
-#: cursor has only two bits: an id has 128 bits, and the 21 characters before have 126. The API documents the patterns
-#: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
-#: cursor.
+#: cursor has only two bits: an id has 128 bits, and the 21 characters before have 126. The API documents the patterns,
+#: but does not enforce them, because it also accepts cursors of earlier releases. It refuses a wrong cursor with a
+#: separate error code.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,
@@ -106,7 +106,7 @@ def cursor_of(*parts: UUID | datetime) -> str:
 def _pack(part: UUID | datetime) -> bytes:
     if isinstance(part, datetime):
         return ((part - _EPOCH) // _MICROSECOND).to_bytes(_INSTANT_BYTES, "big", signed=True)
-    return UUID(str(part)).bytes  # asyncpg has a UUID type of its own
+    return UUID(str(part)).bytes  # asyncpg has its own UUID type
 
 
 def _unpack(cursor: str) -> bytes:

@@ -27,7 +27,8 @@ _CODES_OF_IDEMPOTENCY_KEYS = {
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
 _CODES_OF_VALUES = {422: ("invalid_request",)}
-#: The codes of every operation that needs a key, while a part of the platform is away, or its tenant moves.
+#: The codes of every operation that needs a key. The API answers them while a part of the platform does not answer, or
+#: while the caller's tenant moves to another cell.
 _CODES_OF_OUTAGES = {503: ("database_unavailable", "busy", "tenant_moving")}
 
 #: Status -> the headers of every answer with this status.
@@ -40,8 +41,9 @@ _HEADERS = {
     },
 }
 
-#: OpenAPI links from an operation that creates an object. Each value: the status of the answer, the parameter that the
-#: link fills, the JSON pointer to the parameter's value in the answer, and the operations that have this parameter.
+#: OpenAPI links from an operation that creates an object. Each value has the status of the answer, and the parameter
+#: that the link fills. Then follow the JSON pointer to the parameter's value in the answer, and the operations that
+#: have this parameter.
 _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "createUploadUrl": ("201", "media_id", "media_id", ("getMedia", "streamMediaEvents")),
     "completeUpload": ("202", "media_id", "media_id", ("getMedia",)),
@@ -117,7 +119,7 @@ def _codes_of(operation: dict[str, Any]) -> Iterator[Mapping[int, Sequence[str]]
 
 
 def _with_codes(text: str, codes: Sequence[str]) -> str:
-    """The description of a status, with the codes that it lacks at its end."""
+    """The description of a status. This function adds the missing codes at its end."""
     missing_codes = ", ".join(f"`{code}`" for code in codes if f"`{code}`" not in text)
     # The text may end with an explanation (`code`: words). After a comma, the next code would read as a part of it.
     separator = "; " if ":" in text else ", "
@@ -150,8 +152,8 @@ def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
             for target in targets
         }
         assert answer["links"].keys() <= operations_by_id.keys(), name
-    # These links do not fit into _LINKS: a template has a type and a version, and a call about a claimed task sends the
-    # lease in its body.
+    # These links do not fit into _LINKS. A link to a template fills two parameters, the type and the version. A link to
+    # a call about a claimed task also fills the lease in the request's body.
     created_template = operations_by_id["createTemplate"]["responses"]["201"]
     version_parameters = {"kind": "$response.body#/type", "version": "$response.body#/version"}
     created_template["links"] = {

@@ -79,8 +79,8 @@ def _client_span(headers: Headers) -> dict[str, str] | None:
 
 
 class Edge:
-    """The middleware. `database_seconds`: for how many seconds in all a request may wait for PostgreSQL before its
-    answer begins.
+    """The middleware. `database_seconds`: the total time for which a request may wait for PostgreSQL before its answer
+    begins.
     """
 
     def __init__(self, app: ASGIApp, database_seconds: float) -> None:

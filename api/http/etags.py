@@ -1,4 +1,4 @@
-"""ETags, for GET endpoints: whether the client already has the current answer."""
+"""Makes and compares ETags. By an ETag, a GET endpoint finds out whether the client already has the current answer."""
 
 from __future__ import annotations
 

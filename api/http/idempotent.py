@@ -51,9 +51,9 @@ async def once(
 ) -> Answer:
     """Run `work` inside a transaction and return its answer. If `key` was used before, return the first answer instead.
 
-    The reservation of the key commits before `work` begins. So a second request with this key is refused while the
-    first is at work. The reservation by itself counts for one second only; `hold` keeps it valid until the transaction
-    ends.
+    The reservation of the key commits before `work` begins. So the API refuses a second request with this key until the
+    first request has ended. The reservation by itself counts for one second only. `hold` keeps it valid until the
+    transaction ends.
 
     Raises Invalid and Conflict as `check_key` and `reserve` of leasehold.db.idempotency do, and any error of `work`.
     After an error of `work` nothing is stored, and the key may be used again.
@@ -87,8 +87,8 @@ async def once_over_transactions(
     request_hash: bytes,
     work: Callable[[], Awaitable[Answer]],
 ) -> Answer:
-    """As `once`, for work that commits several transactions of its own, such as acts on many jobs. No connection is
-    held while the work runs.
+    """Like `once`, but `work` itself commits several transactions, for example one for each of many jobs. This function
+    holds no connection while the work runs.
 
     If the process dies during the work, a part of it may be done. The key then stays reserved for a minute, and after
     this a repeated request does the work again. Raises as `once`.

@@ -1,5 +1,6 @@
-"""Notices that a client has closed its connection while the API works on its request. The server lets such a request go
-on. So an endpoint that gives something away once (a task, a result) must check that the client is still there.
+"""Notices that a client has closed its connection while the API works on its request. The HTTP server does not stop the
+work on such a request. So an endpoint that can return something only once (a task, a result) must check that the client
+is still connected.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from leasehold.runtime.gather import cancel_and_wait
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client has gone. Call this only after the body was read, because the rest of it is discarded."""
+    """Wait until the client disconnects. This discards the rest of the body, so call it only after reading the body."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
 async def while_present(request: Request, wait: Coroutine[Any, Any, bool]) -> bool:
-    """The result of `wait`, a long poll. If the client leaves first, `wait` is cancelled, and the result is False. The
-    request's body must have been read.
+    """The result of `wait`, a long poll. If the client disconnects first, this function cancels `wait` and returns
+    False. The request's body must have been read.
     """
     waiting, going = asyncio.create_task(wait), asyncio.create_task(until_gone(request.receive))
     try:

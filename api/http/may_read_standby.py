@@ -1,7 +1,7 @@
 """Answers requests to marked endpoints from a standby of PostgreSQL. These answers may be some seconds old.
 
-Lists, pages and counts are marked: they are old anyway when a person reads them. A request for one job by its id, and a
-request that writes, always read from the primary, because a client must see its own writes.
+Lists, pages and counts are marked: they are old anyway when a person reads them. A request that writes always reads
+from the primary. So does a request for one job by its id, because a client must see its own writes.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            # Leave the standby only if the error shows that it is unusable. After the request has used up its time for
-            # the standby (`is_over`), the standby may only be slow. If asyncpg cannot encode a value, the fault is in
-            # the request.
+            # Leave the standby only if the error shows that it is unusable. If the request has used up its time for the
+            # standby (`is_over`), the standby may merely be slow. If asyncpg cannot encode a value, the fault is in the
+            # request.
             if not reading.is_over and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
                 reads.replica.leave(error)  # read from the primary for some seconds
             return None
@@ -100,7 +100,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
 
 def stay_fresh(request: Request, response: Response) -> Response:
     """Set a cookie on the response to a form. Because of the cookie, the console reads the browser's next pages from
-    the primary, until the standby has the form's writes.
+    the primary. The cookie lasts for the largest lag with which the standby serves: then the standby has the writes.
     """
     services = services_of(request)
     if services.replica_reads is not None:

@@ -20,7 +20,7 @@ from leasehold.domain.errors import BodyTooSlow, Invalid
 _MAX_HEADERS_BYTES = 8 * 1024
 #: The longest name of a field or of a file, in bytes.
 _MAX_NAME_BYTES = 4096
-#: A client that sends nothing for this many seconds counts as gone.
+#: If a client sends nothing for this many seconds, the API refuses the form.
 MAX_SILENT_SECONDS = 60.0
 
 

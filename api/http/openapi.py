@@ -56,7 +56,7 @@ def multipart(properties: dict[str, Any], required: list[str]) -> dict[str, Any]
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of the app. The first call builds the document; later calls return the same."""
+    """The OpenAPI document of the app. The first call builds the document; later calls return the same document."""
     if app.openapi_schema is None:
         content = get_openapi(
             title=app.title,

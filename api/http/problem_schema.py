@@ -1,4 +1,4 @@
-"""How the OpenAPI document describes a problem (RFC 9457)."""
+"""The models from which the OpenAPI document describes a problem (RFC 9457)."""
 
 from __future__ import annotations
 

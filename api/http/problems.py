@@ -1,7 +1,7 @@
 """Turns errors into HTTP answers: RFC 9457 `application/problem+json`. One table has the status of each kind of error.
 
-`type` is a URN with the code, because a URN stays valid for ever, and an address may not. `detail` is written for the
-client, and names no internal part of the platform.
+`type` is a URN with the code, because a URN stays valid forever, unlike an address. `detail` is written for the client,
+and names no internal part of the platform.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _problem_of_other_error(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether PostgreSQL may be lost or overloaded: then the same request may succeed later."""
+    """Whether PostgreSQL may be unreachable or overloaded. If so, the same request may succeed later."""
     return may_try_again(error)
 
 

@@ -24,11 +24,11 @@ from leasehold.domain.errors import DeclarationError
 
 
 class QuickRoute(AuthenticatedFirst):
-    """The route of an endpoint that declares a request, one model as its body, one Require (which checks the key and
-    gives the caller), and optional headers of text.
+    """The route of an endpoint with these parameters: the request, one model as the body, one Require (which checks the
+    key and returns the caller), and optional headers of text.
 
-    Raises DeclarationError for any other endpoint. The key is checked before the body: a client without a valid key
-    learns nothing about the body that it sent.
+    Raises DeclarationError for any other endpoint. The route checks the key before the body, so that a client without a
+    valid key learns nothing about the body that it sent.
     """
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,5 +1,5 @@
-"""What endpoints do after their commit: publish hints (messages that tell workers of new work), admit jobs that wait at
-concurrency limits, and encode the answer.
+"""What endpoints do after their commit. They publish hints (messages to workers about new tasks), admit jobs that wait
+at concurrency limits, and encode the answer.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from leasehold.db.event_reads import EventView
 from leasehold.domain.errors import Invalid
 from leasehold.domain.states import JOB_TERMINAL
 
-#: Seconds between comments on an idle stream. They keep proxies from closing it.
+#: Seconds between comments on an idle stream. The comments keep proxies from closing the stream.
 KEEP_ALIVE = 15.0
 HEADERS = {"X-Accel-Buffering": "no"}  # nginx passes each event on immediately
 #: The value of a route's `responses`, for a route that answers with events.
@@ -30,7 +30,8 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 #: A stream reads at most this many events at once.
 _BATCH = 500
-#: The longest stream. A client resumes it with its key, so a revoked key listens no longer than this.
+#: The longest time of a stream, in seconds. To resume the stream, the client needs its key. So a client whose key was
+#: revoked gets events for at most this long.
 MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1  # the largest `integer` of PostgreSQL, the type of the column
 LastEventId: TypeAlias = Annotated[
@@ -41,7 +42,7 @@ _SHOWN_FIELDS = ("attempt", "code", "message", "retry_at", "until", "reason", "b
 
 
 def event_number(last_event_id: str | None) -> int:
-    """The number of the last event that the client had; 0 for none. Raises Invalid if the id is no such number."""
+    """The number of the last event that the client got; 0 for none. Raises Invalid if the id is no such number."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _MAX_NUMBER):

@@ -31,12 +31,13 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
-#: An integer with more digits is certainly beyond 64 bits. It is not converted, because that takes quadratic time.
+#: An integer with more digits is certainly beyond 64 bits. The check does not convert it to an `int`, because the
+#: conversion takes quadratic time.
 _MAX_DIGITS = 20
-#: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, a
-#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits (with an exponent of two digits, a number
-#: beyond a double has some 210), or the NUL bytes of UTF-16. A strict body may contain them, too. Only a strict parser
-#: can tell, so such a body is parsed.
+#: If Python's parser accepts a body that is not strict JSON, the body contains one of these: a name such as NaN, a
+#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits, or the NUL bytes of UTF-16. 200 digits:
+#: with an exponent of two digits, a number beyond a double needs some 210. A strict body may contain these texts, too.
+#: Only a strict parser can decide, so orjson parses each body with a match.
 _MAYBE_NOT_STRICT = re.compile(
     rb"NaN|Infinity|\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[eE]\+?[0-9]{3}|(?<![0-9])[0-9]{200}|\x00"
 )

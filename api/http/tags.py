@@ -37,9 +37,9 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for the fingerprint that is stored with its idempotency key. Members of _LATER_MEMBERS that
-    the request does not use are left out. So the request has the same fingerprint as in earlier releases: the API
-    recognises a repetition even after an upgrade.
+    """The request as JSON, for the fingerprint that is stored with its idempotency key. The JSON leaves out members of
+    _LATER_MEMBERS that the request does not use. So the request has the same fingerprint as in earlier releases, and
+    the API recognises a repetition even after an upgrade.
     """
     unused_members = {name for name in _LATER_MEMBERS if not getattr(body, name, None)}
     return body.model_dump_json(exclude=unused_members).encode()
