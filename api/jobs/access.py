@@ -30,8 +30,8 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `acting_caller`: the caller of the request, acting for the job's
-    tenant: `tenant_id` is the job's tenant, and `own_tenant` the tenant of the caller's key.
+    """A job that the caller may name, with its kind. `acting_caller`: the caller of the request, who acts for the job's
+    tenant. Its `tenant_id` is the job's tenant, and its `own_tenant` is the tenant of the caller's key.
     """
 
     row: Row
@@ -63,16 +63,16 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def _is_operation(row: Row) -> bool:
-    """Whether the job is a bulk operation. A run is none: a tenant's own template may have the same name, because an
-    earlier release had no bulk operations.
+    """Whether the job is a bulk operation. A run is no bulk operation, even if its template has the same name: tenants
+    could choose this name in releases that had no bulk operations.
     """
     return row["pipeline"] == bulk_operation.name and not row["is_run"]
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
-    """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, and the caller
-    is not an operator. The caller would otherwise see counts, logs and refusals about jobs of other tenants, and could
-    act on these jobs by a retry.
+    """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, unless the
+    caller is an operator. Other callers would see counts, logs and refusals about jobs of other tenants, and could act
+    on these jobs by a retry.
 
     `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Their member `of_tenant`
     names the tenant on whose jobs the operation acts; None: all tenants.
@@ -127,9 +127,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the read scope of the kind and the
-    caller wants to change the job, or only the write scope and the caller wants to read it. Also raises Forbidden for
-    an operation on jobs of other tenants (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the read scope of the kind, but
+    `write` is true. Also raises Forbidden if the key has only the write scope, but `write` is false. Also raises
+    Forbidden for an operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -166,7 +166,7 @@ async def _latest(
     connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, fingerprint: str | None, limit: int
 ) -> list[Row]:
     """The latest `limit` dead letters that match, however old they are. This reads page by page, so that each statement
-    ends soon.
+    is short.
     """
     rows: list[Row] = []
     before: tuple[datetime, UUID] | None = None
@@ -183,11 +183,12 @@ async def _latest(
 async def _replay_each(
     services: Services, connection: Connection, caller: Caller, job_ids: Sequence[UUID]
 ) -> tuple[list[CreatedRun], list[dict[str, Any]]]:
-    """Replay the jobs of a request, each in a transaction of its own. The request was charged for all jobs; the charge
-    for jobs that were not replayed is refunded. Returns the replayed jobs, and the refusals as JSON.
+    """Replay the jobs of a request, each in a separate transaction. The request was charged for all jobs. This function
+    refunds the charge for jobs that were not replayed. Returns the replayed jobs, and the refusals as JSON.
 
-    When a limit of the tenant is full, no further job is tried, and the jobs that are replayed already stay replayed.
-    The job at the full limit and the jobs after it are in neither result. Raises TooMany if no job was replayed before.
+    When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
+    replayed. The job at the full limit and the jobs after it are in neither result. If no job was replayed before,
+    raises TooMany.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
@@ -210,9 +211,10 @@ async def _replay_each(
 
 
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
-    """Retry one job of a request that was charged as a whole. None: the job is not failed any more.
+    """Retry one job of a request that was charged as a whole. None: the job is not failed any more, or was deleted.
 
-    Raises Conflict, Forbidden, Invalid and NotFound for this job, TooMany for the tenant.
+    Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
+    tenant is full.
     """
     row = await job_reads.find_job(connection, caller.tenant_id, job_id)
     if row is None:
