@@ -53,7 +53,7 @@ def log_access(event: str, request: Request, caller: Caller | None = None, **fie
 
 
 class AuditedRequire(Require):
-    """`Require`, which checks the API key, and logs every outcome: auth.success, auth.missing, auth.malformed,
+    """Like `Require`, which checks the API key. Also logs every outcome: auth.success, auth.missing, auth.malformed,
     auth.rejected and, for a key without the scope, auth.forbidden.
     """
 

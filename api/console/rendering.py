@@ -142,8 +142,8 @@ def page(
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
     """The answer 204, if the browser's page is up to date. If not, None: the page must be rendered. The page is up to
-    date if it is the last page that the session got from this URL, and if its `made_of` was equal. An endpoint whose
-    page needs many reads calls this function first.
+    date if it is the last page that the session got from this URL, and if it was rendered from an equal `made_of`. An
+    endpoint whose page needs many reads calls this function first.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:

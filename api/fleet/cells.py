@@ -240,8 +240,8 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
-    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. The home may be
-    missing in `holders`, because it is silent or has no row of the tenant yet. This function then adds it.
+    """`holders`, beginning with the home of the tenant: its cell by the map, which places each tenant in a cell. The
+    home may be missing in `holders`, because it is silent or has no row of the tenant yet. This function then adds it.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

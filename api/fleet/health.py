@@ -1,4 +1,5 @@
-"""The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
+"""The health endpoints: `/livez` (the process answers) and `/readyz` (the process is ready for requests). A process is
+ready if it does not shut down, and if the database accepts writes and has the needed migrations.
 
 If the broker or the store does not answer, `/readyz` reports the outage, but the process stays ready. Submissions need
 no broker. All API processes share one store, so another process could not serve the requests either.

@@ -22,7 +22,7 @@ async def refuse_early(
     """Raise the error that charging one submission would raise now. This charges nothing. `queues`: how many tasks the
     submission adds to each queue. `charged_as`: the rate that counts the submission.
 
-    A request that repeats an answered request passes, because it creates nothing.
+    A request that repeats an answered request is not refused, because it creates nothing.
     """
     async with services.pool.acquire() as connection:
         if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):

@@ -90,7 +90,7 @@ def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
 
 class Contract:
     """The OpenAPI document of an app, as bytes. The first request builds it in a thread, because building takes a
-    second. Requests that arrive meanwhile wait for the same bytes.
+    second. Requests that arrive during this time wait for the same bytes.
     """
 
     def __init__(self, app: FastAPI) -> None:

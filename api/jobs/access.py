@@ -114,7 +114,7 @@ def gone_error(tombstone: Row) -> Gone:
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:
     """The current state of a job that `find` has read. Other requests or workers may have changed the job since. Raises
-    Gone, NotFound.
+    Gone or NotFound if the job does not exist any more.
     """
     row = await job_reads.find_job(connection, access.acting_caller.tenant_id, access.id)
     if row is not None:
