@@ -86,6 +86,7 @@ async def browsing() -> AsyncIterator[Browser]:
         browser = await playwright.chromium.launch(
             executable_path=chromium.program,
             env={**os.environ, **chromium.environment},
+            args=["--disable-gpu", "--disable-software-rasterizer"],  # to emulate a GPU takes a tenth of the CPU time
             timeout=120_000,  # milliseconds: a browser starts slowly on a busy machine
         )
         yield browser
