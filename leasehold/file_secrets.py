@@ -45,8 +45,7 @@ class FileSecret(SecretStr):
             if (stamp := _stamp_of(self.path)) != self._stamp:
                 self._secret_value = _content_of(self.path, self._max_bytes)
                 self._stamp = stamp
-                for callback in self._callbacks:
-                    callback()
+                self._call_back()
                 log.info("the file of a setting was read again", path=str(self.path))
             self._was_readable = True
         except (OSError, ValueError) as error:
@@ -58,9 +57,19 @@ class FileSecret(SecretStr):
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of the value. If the callback raises OSError or ValueError, the file counts
-        as unreadable: the log gets a line.
+        as unreadable: the log gets a line. The other callbacks are called all the same.
         """
         self._callbacks.append(callback)
+
+    def _call_back(self) -> None:
+        errors: list[OSError | ValueError] = []
+        for callback in self._callbacks:
+            try:
+                callback()
+            except (OSError, ValueError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class FileSecretOfMapping(SecretStr):

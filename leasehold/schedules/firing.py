@@ -97,11 +97,13 @@ WHERE id = $1
 """
 
 # $3: whether the refusal counts as a failure of the schedule: an error of the firing itself, or a run that is refused
-# as Invalid. Other refusals may end without a change of the schedule.
+# as Invalid. Other refusals may end without a change of the schedule. $4: `failures` before this firing, which adds at
+# most one: the ticks of one firing are refused for the same reason. Null: as the row has it.
 _RECORD_REFUSAL = """
 -- schedule_refused
-UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
-RETURNING failures
+UPDATE schedule SET last_error = $2,
+    failures = CASE WHEN $3 AND failures <= coalesce($4, failures) THEN failures + 1 ELSE failures END
+WHERE id = $1 RETURNING failures
 """
 
 # `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
@@ -176,7 +178,7 @@ async def _record_failure(
     number decides.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
-    own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
+    own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault, None)
     if own_failures is None:  # the schedule was deleted meanwhile
         return
     failures = min(failures, own_failures)
@@ -300,7 +302,7 @@ async def _submit_by_overlap(
     Raises TooMany and Unavailable. The caller must then roll back.
     """
     if isinstance(prepared, RequestError):
-        await _record_refusal(connection, schedule["id"], tick, prepared)
+        await _record_refusal(connection, schedule, tick, prepared)
         return []
     unfinished = await _unfinished_runs(connection, schedule["id"])
     if unfinished and schedule["overlap"] in ("skip", "buffer_one"):
@@ -324,7 +326,7 @@ async def _submit_by_overlap(
     except (TooMany, Unavailable):  # these are RequestErrors, too, but after them the tick must stay due
         raise
     except RequestError as error:
-        await _record_refusal(connection, schedule["id"], tick, error)
+        await _record_refusal(connection, schedule, tick, error)
         return []
     if created is None:
         return []
@@ -423,7 +425,7 @@ async def submit_now(
             raise prepared
         return await _submit(connection, prepared, schedule, tick, keep_seconds)
     except RequestError as error:
-        await _record_refusal(connection, schedule["id"], tick, error)
+        await _record_refusal(connection, schedule, tick, error)
         return None
 
 
@@ -487,9 +489,8 @@ def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_cou
     return int((until - now).total_seconds())
 
 
-async def _record_refusal(
-    connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError
-) -> None:
+async def _record_refusal(connection: Connection, schedule: Any, tick: datetime | None, error: RequestError) -> None:
     record = {"code": error.code, "message": error.message, "tick": tick}
-    await connection.execute(_RECORD_REFUSAL, schedule_id, record, isinstance(error, Invalid))
-    log.warning("a schedule submitted no run", schedule_id=str(schedule_id), code=error.code)
+    is_at_fault = isinstance(error, Invalid)
+    await connection.execute(_RECORD_REFUSAL, schedule["id"], record, is_at_fault, schedule["failures"])
+    log.warning("a schedule submitted no run", schedule_id=str(schedule["id"]), code=error.code)

@@ -243,6 +243,22 @@ async def test_a_firing_that_the_template_refuses_counts_once_however_many_ticks
     assert row["paused_because"] == "2 firings in a row were refused"
 
 
+async def test_a_firing_whose_runs_can_never_be_accepted_counts_once_however_many_ticks_it_had(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    minute = (datetime.now(UTC) + timedelta(minutes=30)).replace(second=0, microsecond=0)
+    body = {"cron": f"{minute.minute} * * * *", "catch_up": "all", "catch_up_seconds": 86_400}
+    schedule = (await make(client, **body))["id"]
+    admission = Admission(settings.model_copy(update={"queue_depth_limit": 0}), SHIPPED)
+    for failures in (1, 2):
+        first = minute - timedelta(hours=4)
+        await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
+        assert await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=2, admission=admission) == ([], False)
+        row = await row_of(rows, schedule)
+        assert (row["last_error"]["code"], row["failures"]) == ("batch_too_large", failures)
+        assert row["enabled"] == (failures < 2)
+
+
 async def test_a_full_rate_never_pauses_a_schedule_whatever_failed_before(
     client: Client, rows: Connection, settings: Settings
 ) -> None:

@@ -23,12 +23,12 @@ _OBJECTS_BEFORE_COLLECTION = 20_000
 
 
 def make_repetitions_cheap() -> None:
-    """Share the certificate authorities and the list of installed packages, log tracebacks plainly, and collect garbage
-    less often.
+    """Share the certificate authorities, the list of installed packages and the names of botocore's events, log
+    tracebacks plainly, and collect garbage less often.
     """
     httpcore2.default_ssl_context = _authorities
     vars(registry)["entry_points"] = _installed  # a name that it imports
-    botocore.hooks.EventAliaser.__init__ = _share_names
+    botocore.hooks.EventAliaser.__init__ = _share_names  # type: ignore[method-assign, assignment]  # as intended
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback  # Rich's takes 0.1 s
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *gc.get_threshold()[1:])
 

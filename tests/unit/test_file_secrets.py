@@ -6,6 +6,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+import structlog
 from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
@@ -62,6 +63,24 @@ def test_a_secret_follows_its_file_and_survives_a_bad_moment_of_it(tmp_path: Pat
         assert secret.get_secret_value() == "second"
     replace(path, "third!")
     assert secret.get_secret_value() == "third!"
+
+
+def test_a_part_that_cannot_use_a_new_value_keeps_no_other_part_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("old")
+    secret, seen = FileSecret(path), list[str]()
+
+    def refuse() -> None:
+        seen.append("refused")
+        raise ValueError("not a map")
+
+    secret.on_change(refuse)
+    secret.on_change(lambda: seen.append(secret.get_secret_value()))
+    path.write_text("newer")
+    with structlog.testing.capture_logs() as logged:
+        assert secret.get_secret_value() == "newer"
+    assert seen == ["refused", "newer"]
+    assert [line["error"] for line in logged if line["log_level"] == "warning"] == ["ValueError"]
 
 
 def test_a_file_that_keeps_its_size_is_read_again(tmp_path: Path) -> None:
