@@ -123,7 +123,8 @@ async def database_url(
         yield url
         await postgres.drop_database(url)
     else:
-        url = await postgres.lend(migrated_template)
+        with_session = not {"connection", "another"}.isdisjoint(request.fixturenames)
+        url = await postgres.lend(migrated_template, with_session=with_session)
         yield url
         await postgres.give_back(url, migrated_template)
 

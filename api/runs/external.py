@@ -225,7 +225,7 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
     """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
     Raises Conflict `lease_lost` if another tenant has the step.
 
-    False: the step is past its limit, and this function has ended the attempt, even if the lease was still valid. The
+    False: the step is past its limit. This function has then ended the attempt, although the worker held the lease. The
     caller must then write nothing. It must also raise no error inside the block, because an error would roll back the
     end of the attempt.
     """
@@ -306,7 +306,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lease_lost()
-        if task_id not in outcome.states:  # the report acknowledged a cancel, or repeats an earlier report
+        if task_id not in outcome.states:  # the report repeats an earlier one
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
@@ -327,10 +327,10 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """The outcome of a report. In a run that is being cancelled, every report acknowledges the cancel. Raises Conflict
-    `lease_lost` if the worker does not hold the lease.
+    """`outcome`: what `fail` or `release` returned. LOST means that the lease is lost, or that the run is being
+    cancelled. In the second case, acknowledge the cancel instead. Raises Conflict `lease_lost` in the first case.
     """
-    if outcome.verdicts[lease.task_id] is Verdict.LOST:  # the lease did not allow this report
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         raise lease_lost()
@@ -338,9 +338,7 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
 
 
 def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
-    """Count and announce what the report changed. `default_status`: the answer if the outcome has no state of the task,
-    as after a repeated report.
-    """
+    """Count and announce what the report changed. `default_status`: if the outcome has no state of the task."""
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states.get(task_id, default_status)})

@@ -3,7 +3,7 @@ time.
 
 `python -m leasehold.app.process_child FD PARENT PATH...`. FD: the file descriptor of the channel to the worker. PARENT:
 the worker's process id. PATH: an entry of the worker's `sys.path`. The program has the worker's environment, disk and
-network. At the time limit the worker kills it with all processes that it started.
+network. At the time limit the worker kills its process group.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:
-    """The task `name` that the module declares at its top level. Raises Permanent if the module cannot be imported, or
-    lacks the task.
+    """The task `name` that the module declares at its top level. Raises Permanent if there is no such module, or the
+    module lacks the task. Raises what the module raises.
     """
     try:
         values = vars(importlib.import_module(module)).values()

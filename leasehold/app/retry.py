@@ -10,7 +10,7 @@ from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.option_types import check_time, check_whole
 
-#: More retries help nobody, and the smallint in which PostgreSQL counts attempts has room for them.
+#: More retries help nobody. PostgreSQL counts attempts in a smallint, which has room for this many.
 MAX_TIMES = 1000
 #: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100

@@ -73,7 +73,7 @@ RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
 # Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile needs
-# no hint: the commit that makes the task runnable again writes a new hint. The ids are an array, as in TAKE.
+# no hint: if it becomes runnable again, a new hint is written, or a poll finds it. The ids are an array, as in TAKE.
 SPLIT = f"""
 -- relay_split
 WITH taken_batch AS MATERIALIZED (
@@ -94,8 +94,8 @@ WITH taken_batch AS MATERIALIZED (
 SELECT count(*)::int FROM taken_batch
 """
 
-# Delete rows of `outbox` or of `outbox_batch`. The commits do not wait for the disk. If PostgreSQL crashes and loses a
-# delete, the relay only publishes the hints again.
+# The beginning of the statements that delete rows of `outbox` or of `outbox_batch`. The commits do not wait for the
+# disk. If PostgreSQL crashes and loses a delete, the relay only publishes the hints again.
 _WITH_ASYNCHRONOUS_COMMIT = """
 WITH asynchronous_commit AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)

@@ -54,8 +54,9 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     other sessions for which the migration waits.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a revision
-    that the schema has passed; and Invalid if the role `database_app_role` does not exist, or has the right to change
-    the schema. Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
+    that the schema has passed; Invalid if the role `database_app_role` does not exist, or has the right to change the
+    schema; and BadSetting if a pooler shares sessions. Raises SchemaLocked if a revision gets no lock. The revisions
+    before it stay applied.
     """
     settings = settings.direct()
     # Without a direct URL, or with a wrong direct URL, these settings may still lead to a pooler. Refuse a pooler that

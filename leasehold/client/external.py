@@ -177,7 +177,8 @@ class Task:
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")
-        # Drop escaped backslashes first: in JSON, `\\u0000` is an escaped backslash and plain text, and no NUL.
+        # In JSON, a NUL is `\u0000`. But `\\u0000` is a backslash and the text `u0000`. So each `\\` is removed before
+        # the search.
         if "\\u0000" in _encode_json(chunk).replace("\\\\", ""):
             raise ValueError("a chunk cannot hold a NUL character")
         return self._chunks.add(chunk)
@@ -208,8 +209,8 @@ class Task:
         return True
 
     async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
-        """Send the items in the field `name` of the request. `first`: the number of items[0] in the attempt. Returns
-        True if the API accepts no more items of this attempt.
+        """Send the items in the field `name` of the request. `first`: the position of items[0] among all such
+        items of the attempt. Returns True if the API accepts no more items of this attempt.
         """
         answer = await self.post(verb, first=first, **{name: items})
         return bool(answer["cut"])
@@ -348,19 +349,24 @@ class ExternalWorker:
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
-        Meanwhile the heartbeats keep the lease. The API answers a repeated settlement as it answered the first.
+        Meanwhile the heartbeats keep the lease. The API answers a repeated settlement as it answered the first. If this
+        worker stops meanwhile, the task is released: the API refuses that if it has settled the task.
 
         Raises LeaseLost, Refused.
         """
-        while True:
-            try:
-                await task.flush()
-                await task.post(verb, **body)
-            except httpx2.HTTPError:
-                task.check_lease()
-                await asyncio.sleep(_OUTAGE_SECONDS)
-            else:
-                return
+        try:
+            while True:
+                try:
+                    await task.flush()
+                    await task.post(verb, **body)
+                except httpx2.HTTPError:
+                    task.check_lease()
+                    await asyncio.sleep(_OUTAGE_SECONDS)
+                else:
+                    return
+        except asyncio.CancelledError:
+            await self._release(task)
+            raise
 
     async def _send_heartbeats(self, task: Task) -> None:
         """Send a heartbeat every third of the lease, until the lease is lost. If a heartbeat has no answer within a

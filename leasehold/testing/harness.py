@@ -208,9 +208,9 @@ class TestApp:
         """Let the next `drain` begin with a worker process that is killed at `point`, and then run another worker.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
-        `commit.NAME`: a statement has committed; NAME is one of leasehold/db/commit_points.py. The worker process
+        `commit.NAME`: a transaction has committed; NAME names it (leasehold/db/commit_points.py). The worker process
         imports the app, so the app must be a module-level variable.
-        Raises DeclarationError for an unknown point.
+        Raises DeclarationError for a point of another form.
         """
         failpoints.check(point)
         self._death_point = point
@@ -277,7 +277,7 @@ def _failing_in_thread(
 
 
 def _raise_next(errors: list[BaseException], never: _NeverRetried) -> None:
-    """Raise the next error as the task's handler does when the function raises it."""
+    """Raise the next error. As in the task's own handler, an error of the classes `never` becomes Permanent."""
     if not errors:
         return
     with FinalErrors(never):

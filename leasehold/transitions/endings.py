@@ -1,8 +1,7 @@
 """SQL fragments that end jobs without success, and the record of a job that has ended.
 
-Every statement that can fail or cancel a job appends one of the two fragments to its own CTEs. These statements are the
-settlements `fail` and `acknowledge_cancel`, and the sweeper's statements. Each fragment names the CTE and the columns
-that it needs.
+The settlements `fail` and `acknowledge_cancel`, and the sweeper's statements for lost leases and requested cancels,
+append one of the two fragments to their own CTEs. Each fragment names the CTE and the columns that it needs.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from leasehold.db.database import unindexed
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
 # It has these columns of the task: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the
 # ids of the tasks that need this one). It has these columns of the failure: cause, code, message and retryable. `ends`:
-# whether the task's job fails now. `again`: whether this task may run again. If the job fails and `again` is true,
-# another task is the reason.
+# whether the task's job fails now. `again`: whether this task by itself could run again. If the job fails because of
+# another task, this task fails, too, even if `again` is true.
 #
 # `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
 # (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
@@ -27,9 +26,9 @@ from leasehold.db.database import unindexed
 # (`contained`) is given up. It then counts as an ended step of the job, and wakes the workflow.
 #
 # After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
-# tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). If the job
-# failed, the row also has outcome and seconds. `woken_hints` has the hints (messages that tell workers of due tasks) of
-# woken workflows: id, task_id, queue, priority, headers.
+# tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). The row also
+# has seconds (the age of the job) and outcome (null, unless the job failed). `woken_hints` has the hints (messages that
+# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.
@@ -58,11 +57,12 @@ END_FAILED_JOBS = f"""
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first step that ends the job becomes the error of the job.
+    -- Only for jobs that fail: the job gets the error of one ended step. Preferred is a step that may not run again,
+    -- then one that no workflow started, then the one with the lowest position.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
-    -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
+    -- `leased`: how many of the job's steps are held by workers. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN job_error.code IS NULL THEN j.error
@@ -89,8 +89,9 @@ END_FAILED_JOBS = f"""
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. `news` counts the ended steps of a workflow, these steps
-    -- included. The workflow is due when `news` reaches `wake_at`: see settlements/completion.py.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. The
+    -- workflow is due when `news` reaches `wake_at` (settlements/completion.py): `wake_at` is then null, which
+    -- `woken_hints` reads.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

@@ -12,7 +12,9 @@ from leasehold.workflows.pending import StartCall
 
 
 class Port(Protocol):
-    """One attempt's access to the journal. Each method raises LeaseLost when the lease is lost."""
+    """One attempt's access to the journal. Each method that reads or writes rows raises LeaseLost when the
+    lease is lost, except `signal`, which then returns None.
+    """
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         """The journal, or only the rows at these places. A place is the branch of a call, and its number in the
@@ -33,8 +35,8 @@ class Port(Protocol):
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
-        """The output `output` of the succeeded step `child`. `is_run`: `child` is a succeeded run, and the output is of
-        the run's only step. (Steps that a workflow has started do not count.)
+        """The output `output` of `child`, a succeeded step. With `is_run`, `child` is a succeeded run, and the output
+        is of the run's own single step, not of a step that the run's workflow started.
         """
 
     async def call(self, function: Callable[[], Any]) -> Any:

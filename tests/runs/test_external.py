@@ -380,6 +380,34 @@ async def test_an_api_that_refuses_all_output_of_a_task_does_not_keep_it_from_it
     assert step_of(await client.look(run), "outside")["state"] == "succeeded"
 
 
+async def test_a_worker_that_stops_while_the_api_takes_no_settlement_releases_its_task(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has it at once, and no loss is charged."""
+    monkeypatch.setattr(external, "_OUTAGE_SECONDS", 300.0)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+    of_task = "SELECT status, losses, lease_owner FROM task WHERE job_id = $1 AND step = 'outside'"
+
+    async def handle(task: Task) -> None:
+        front.failures = ["503"]
+
+    async with fronting(running.url) as front:
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=3600.0) as outside:
+            serving = asyncio.create_task(outside.serve(handle))
+            async with asyncio.timeout(60):
+                while not any(path.endswith("/complete") for _, path, _ in front.seen):
+                    await asyncio.sleep(0.01)
+                while front.failures:
+                    await asyncio.sleep(0.01)
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+    task = await rows.fetchrow(of_task, UUID(run))
+    assert task is not None
+    assert tuple(task) == ("pending", 0, None)
+
+
 async def test_what_the_api_would_refuse_is_refused_where_the_handler_logs_or_emits_it(
     client: Client, running: Running, rows: Connection, template: str
 ) -> None:

@@ -1,5 +1,5 @@
 """Lets attempts read and write at the primary, a server of PostgreSQL that takes writes. A standby may lack the newest
-rows. An attempt that missed a note, an input or a result there would do its work twice, or wrongly.
+rows: an attempt that read there, and did not see a note, an input or a result, would do its work twice, or wrongly.
 
 While no server takes writes, an attempt waits here, as long as it trusts its lease (`HeldLease.trusted`).
 """
@@ -24,8 +24,8 @@ _Answer = TypeVar("_Answer")
 
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost if the
-    lease is no longer trusted and there is still no server.
+    """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost if no
+    server takes writes before the lease stops being trusted.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
@@ -45,9 +45,9 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
 
 
 async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-    """Call `work` with a connection, and return its result. If the connection is lost, `work` is called again. So its
-    writes must be idempotent: PostgreSQL may have committed them in the first call, or may commit them still. Raises
-    LeaseLost as `primary_connection`.
+    """Call `work` with a connection, and return its result. After an error of TRY_AGAIN, for example a lost connection,
+    `work` is called again. So its writes must be idempotent: PostgreSQL may have committed them in the first call, or
+    may commit them still. Raises LeaseLost as `primary_connection`.
     """
 
     async def work_once() -> _Answer:

@@ -108,7 +108,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
         except OSError as error:
             pid = -(error.errno or 1)  # a negative answer: there is no child
         if pid == 0:
-            control.detach()  # `live` may reuse the descriptor's number: this object must not close that descriptor
+            control.detach()  # `live` closes it, and may give its number to a descriptor that must stay open
             child.live(pipeline, own_fences, zygote, *descriptors)  # never returns
         for descriptor in descriptors:
             os.close(descriptor)

@@ -1,8 +1,8 @@
 """The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
-A provider is a client of an external HTTP service. It keeps no state: the steps record what must survive in the task's
-note, which the next attempt reads. A method fails with one of the errors below. Their messages contain no credential
-and no query of a URL.
+A provider is a client of an external HTTP service. It keeps no state: the steps write into the task's note what the
+next attempt must know. A method fails with one of the errors below. Their messages contain no credential and no query
+of a URL.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Order:
     is_pro: bool = False
     duration_ms: int | None = None
     ratio: str | None = None
-    deadline_seconds: int | None = None  # how long the job waits; a provider that has a deadline stops after this time
+    deadline_seconds: int | None = None  # until the job's deadline, for providers that can be given one
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 

@@ -31,8 +31,8 @@ _MAX_BATCH = 500
 #: After jobs have ended, the first batch reads at least this many jobs. There is seldom room for more than a few.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
-#: So many limits are full only if each value of a payload has a separate limit. Then `admit` reaches the first job of
-#: each value without a search.
+#: More limits than this are full only if each value of a payload has its own limit. A search is not needed there: a
+#: batch reads the first jobs of each limit, so a full limit hides no job of another limit.
 _MAX_FULL = 2000
 #: The largest share of its time that a process spends on searches. A search is due after _OLDEST_SEARCH_SECONDS in any
 #: case.
@@ -122,8 +122,8 @@ GROUP BY g.job_id
 """
 
 # $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, this count is 1 for each of
-# its first steps, although such a step needs no other step. The 1 represents all limits. `jobs` locks each job and
-# reads its columns once; later CTEs reuse these columns.
+# its first steps, although such a step needs no step that has not succeeded. The 1 represents all limits. `jobs` locks
+# each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -133,8 +133,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps need no other step. They can run now, or wait for their start time. A workflow is a first step,
-    -- too: it does not need the steps that it started (`contained`).
+    -- The first steps need no step that has not succeeded. They can run now, or wait for their start time. A workflow
+    -- is a first step, too: it does not need the steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -146,7 +146,8 @@ WITH jobs AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
-    -- The first steps, numbered within their job, with the job's next status.
+    -- The first steps, numbered within their job, with the job's next status. A job whose first steps are all for
+    -- external workers (queues `ext:`) waits for one. A job with a first step that is due for a worker is queued.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'
@@ -156,7 +157,8 @@ WITH jobs AS MATERIALIZED (
 ), advanced_jobs AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = per_job.next_job_status,
-        -- The job's time limit begins now. A deadline that the client set does not change.
+        -- While the job was held, `deadline_at` was the end of `start_within_seconds`. Now it is the end of
+        -- `timeout_seconds` (null: no limit). If both are null, the client may have set the deadline: it stays.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM numbered_steps per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
@@ -326,7 +328,8 @@ async def _choose(
         job_ids.append(row["job_id"])
         for name in names:
             rooms[name].take(row["tenant_id"])
-    # `refused_share`: the limit has room, but no waiting tenant may get more of it now.
+    # `refused_share` (room.py): a tenant was refused because it has its share of the places. The tenants after it have
+    # at least as many jobs, so the limit would refuse them, too.
     with_room = [name for name in limits if rooms[name].is_open and not rooms[name].refused_share]
     return _Chosen(job_ids, not has_all and bool(with_room), with_room, frozenset(full))
 

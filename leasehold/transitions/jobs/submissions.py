@@ -15,11 +15,11 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip writes any number of jobs. The statement has no joins. The planner estimates one row for a CTE, so a
-# join would compare each task of a batch with each job of the batch.
+# One round trip writes any number of jobs. The statement joins no jobs with tasks: the planner does not know how
+# many rows the CTEs have, and might compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until the limits admit the job, it is held, and `start_within_seconds` is its
 # time limit.
-# `not_before` may have passed: then the job may start now, behind the jobs that wait already (`greatest` ignores NULL).
+# If `not_before` is NULL or has passed, `greatest` gives the present time: so the job comes after those that are due.
 # A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
 SUBMIT = f"""
 -- submit
@@ -95,9 +95,9 @@ FROM runnable
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """Write new jobs (pending, queued or waiting_worker). For each job, `submit` writes the job's row, its run, a task
-    for each step, the first event and the hints. All jobs or none are written. Each statement writes about `PIECE_SIZE`
-    tasks.
+    """Write new jobs (pending, queued or waiting_worker). For each job, `submit` writes the job's row, its run (if it
+    has a template), a task for each step, the first event and the hints. All jobs or none are written. Each statement
+    writes about `PIECE_SIZE` tasks.
 
     After the commit, the caller must publish the returned hints, and call `concurrency.admit` for jobs with concurrency
     limits. These jobs are held until then. A job id that exists already raises asyncpg.UniqueViolationError and writes
@@ -107,7 +107,7 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)
     limited_jobs = [new for new in jobs if new.limits]
     in_pieces = len(jobs) > jobs_per_piece
-    # A single statement needs no transaction of its own, and no savepoint in the caller's.
+    # A single statement needs no transaction. Inside the caller's transaction it needs no savepoint.
     needs_transaction = in_pieces or (limited_jobs and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once

@@ -60,11 +60,12 @@ WITH lost_task AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first step that ends the job becomes the error of the job.
+    -- Only for jobs that fail: the job gets the error of one ended step. Preferred is a step that may not run again,
+    -- then one that no workflow started, then the one with the lowest position.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
-    -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
+    -- `leased`: how many of the job's steps are held by workers. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN job_error.code IS NULL THEN j.error
@@ -91,8 +92,9 @@ WITH lost_task AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. `news` counts the ended steps of a workflow, these steps
-    -- included. The workflow is due when `news` reaches `wake_at`: see settlements/completion.py.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. The
+    -- workflow is due when `news` reaches `wake_at` (settlements/completion.py): `wake_at` is then null, which
+    -- `woken_hints` reads.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

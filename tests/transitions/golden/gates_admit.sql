@@ -6,8 +6,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps need no other step. They can run now, or wait for their start time. A workflow is a first step,
-    -- too: it does not need the steps that it started (`contained`).
+    -- The first steps need no step that has not succeeded. They can run now, or wait for their start time. A workflow
+    -- is a first step, too: it does not need the steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -19,7 +19,8 @@ WITH jobs AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
-    -- The first steps, numbered within their job, with the job's next status.
+    -- The first steps, numbered within their job, with the job's next status. A job whose first steps are all for
+    -- external workers (queues `ext:`) waits for one. A job with a first step that is due for a worker is queued.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'
@@ -29,7 +30,8 @@ WITH jobs AS MATERIALIZED (
 ), advanced_jobs AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = per_job.next_job_status,
-        -- The job's time limit begins now. A deadline that the client set does not change.
+        -- While the job was held, `deadline_at` was the end of `start_within_seconds`. Now it is the end of
+        -- `timeout_seconds` (null: no limit). If both are null, the client may have set the deadline: it stays.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM numbered_steps per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id

@@ -11,7 +11,8 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
-MAX_PIECES = 20_000  # of all items; a piece may take no byte in `iloc`, so the file's size does not bound their number
+#: Of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many pieces.
+MAX_PIECES = 20_000
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
 _IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box
 
@@ -121,7 +122,7 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The number of each item, with start and end of each of its pieces.
 
-    The two bytes after the version and flags have the lengths of four later fields, in bytes: 4 bits for each length.
+    After the version and flags come four numbers of 4 bits each. Each number says how many bytes a later field has.
     """
     _, start, _ = box
     version = data[start]
@@ -156,7 +157,7 @@ def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int,
 
 def _check_bytes(data: bytes, items: dict[int, Item], *, may_share_bytes: bool) -> None:
     """Refuse a file whose pieces together have more bytes than the file, because a decoder would read the same bytes
-    again and again. `may_share_bytes`: equal pieces of several items count once.
+    again and again. `may_share_bytes`: items with exactly the same pieces count once.
     """
     pieces_by_item = [tuple(item.pieces) for item in items.values()]
     counted_pieces = set(pieces_by_item) if may_share_bytes else pieces_by_item
