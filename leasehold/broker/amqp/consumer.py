@@ -27,7 +27,7 @@ from leasehold.settings import Settings
 #: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
 #: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
 #: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a worker sets the
-#: prefetch to about three times its slots: then the share of `normal` alone almost fills them.
+#: prefetch to four times its slots: then the share of `normal` alone fills them.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits until the last ACKs are sent, in seconds.
 DRAIN_SECONDS = 3.0
