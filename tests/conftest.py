@@ -115,18 +115,11 @@ async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
 async def database_url(
     request: pytest.FixtureRequest, postgres: Databases, migrated_template: str
 ) -> AsyncIterator[str]:
-    """The URL of the test's own database, migrated and empty. No test before has used it, if the test is marked
-    `new_database`.
-    """
-    if request.node.get_closest_marker("new_database"):
-        url = await postgres.create_database(migrated_template)
-        yield url
-        await postgres.drop_database(url)
-    else:
-        with_session = not {"connection", "another"}.isdisjoint(request.fixturenames)
-        url = await postgres.lend(migrated_template, with_session=with_session)
-        yield url
-        await postgres.give_back(url, migrated_template)
+    """The URL of the test's own database, migrated and empty."""
+    with_session = not {"connection", "another"}.isdisjoint(request.fixturenames)
+    url = await postgres.lend(migrated_template, with_session=with_session)
+    yield url
+    await postgres.give_back(url, migrated_template)
 
 
 @pytest.fixture(scope="session")
@@ -248,13 +241,10 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
 
 
 @pytest.fixture
-async def connection(
-    request: pytest.FixtureRequest, settings: Settings, postgres: Databases
-) -> AsyncIterator[Connection]:
+async def connection(settings: Settings, postgres: Databases) -> AsyncIterator[Connection]:
     """A connection to the test's own database."""
-    url, seconds = settings.database_url.get_secret_value(), settings.database_timeout
-    if seconds == _defaults().database_timeout and not request.node.get_closest_marker("new_database"):
-        async with postgres.session(url) as opened:
+    if settings.database_timeout == _defaults().database_timeout:
+        async with postgres.session(settings.database_url.get_secret_value()) as opened:
             yield opened
     else:
         async with connected(settings, "test") as opened:

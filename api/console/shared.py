@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from leasehold.api.process import replica_reads
 from leasehold.api.process.replica_reads import Reading
+from leasehold.runtime.gather import has_failed
 
 #: The answer that is shared, for example the rows of a page.
 _Answer = TypeVar("_Answer")
@@ -31,12 +32,8 @@ class _Shareable(Generic[_Answer]):
     reading: Reading | None
 
     @property
-    def has_failed(self) -> bool:
-        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
-
-    @property
     def may_be_shared(self) -> bool:
-        return not self.task.done() or (monotonic() < self.shared_until and not self.has_failed)
+        return not self.task.done() or (monotonic() < self.shared_until and not has_failed(self.task))
 
 
 class Shared(Generic[_Answer]):
@@ -64,7 +61,7 @@ class Shared(Generic[_Answer]):
         shareable = self._answers.get(key)
         if shareable is None or not shareable.may_be_shared:
             # If an answer may not be shared any more, its task is done, so `result` returns immediately.
-            previous = None if shareable is None or shareable.has_failed else shareable.task.result()
+            previous = None if shareable is None or has_failed(shareable.task) else shareable.task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
             shareable = _Shareable(task, monotonic() + self._seconds, reading)
             self._remember(key, shareable)

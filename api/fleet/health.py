@@ -30,6 +30,7 @@ from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.domain.ids import new_id
 from leasehold.kinds.schemas import schemas_of
+from leasehold.runtime.gather import has_failed
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
@@ -82,7 +83,7 @@ class _SharedRun(Generic[_Result]):
         self._started_at = 0.0
 
     async def result(self) -> _Result:
-        if self._task is None or (self._task.done() and (self._is_old() or self._failed(self._task))):
+        if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
             with on_primary():  # the request that starts the run may read from a standby, but the run must not
                 self._task = asyncio.create_task(self._run())
@@ -90,10 +91,6 @@ class _SharedRun(Generic[_Result]):
 
     def _is_old(self) -> bool:
         return monotonic() - self._started_at > self._seconds
-
-    @staticmethod
-    def _failed(ended: asyncio.Task[_Result]) -> bool:
-        return ended.cancelled() or ended.exception() is not None
 
 
 class Readiness:

@@ -17,6 +17,7 @@ from leasehold.api.http.document import complete_document
 from leasehold.api.http.may_read_standby import LAG_HEADER, is_marked
 from leasehold.api.http.problem_schema import ProblemAnswer
 from leasehold.api.http.problems import MEDIA_TYPE
+from leasehold.runtime.gather import has_failed
 
 PATH = "/openapi.json"
 router = APIRouter(include_in_schema=False)
@@ -88,10 +89,6 @@ def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
             }
 
 
-def _failed(building: asyncio.Task[bytes]) -> bool:
-    return building.done() and (building.cancelled() or building.exception() is not None)
-
-
 class Contract:
     """The OpenAPI document of an app, as bytes. The first request builds it in a thread, because building takes a
     second. Requests that arrive during this time wait for the same bytes.
@@ -102,7 +99,7 @@ class Contract:
         self._building: asyncio.Task[bytes] | None = None
 
     async def content(self) -> bytes:
-        if self._building is None or _failed(self._building):  # after a failure the next request builds it again
+        if self._building is None or has_failed(self._building):  # after a failure the next request builds it again
             self._building = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(self._app))))
         return await asyncio.shield(self._building)  # a request that is cancelled must not stop the building
 

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from leasehold.app.dev_file import dev_variables
 from leasehold.app.portal import Portal, PortalClosed
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, has_failed
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -187,7 +187,7 @@ class Connections:
     async def _link_of(self, opened: _Opened) -> Link:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or has_failed(task):
             # An empty context, because the first caller may be an attempt. In the attempt's context, all lines that the
             # link ever logs would be stored with the attempt's run.
             task = asyncio.create_task(self._open_link(opened.stack), context=Context())

@@ -1,4 +1,4 @@
-"""Runs several coroutines at once, cancels tasks, and decides whether the current task is being cancelled."""
+"""Runs several coroutines at once, cancels tasks, and decides whether a task has failed or is being cancelled."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def has_failed(task: asyncio.Future[Any]) -> bool:
+    """Whether the task has ended without a result: with an error, or cancelled."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def being_cancelled() -> bool:

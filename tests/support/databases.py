@@ -46,8 +46,6 @@ _BYTES = """
 SELECT sum(pg_relation_size(oid))::bigint FROM pg_class
 WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
 """
-#: As DROP DATABASE, this ends each lock, setting, cursor and subscription that the test has left in its session.
-_RESET_SESSION = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP"
 _TABLES = """
 SELECT oid::regclass::text FROM pg_class
 WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'alembic_version'
@@ -55,7 +53,6 @@ WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'al
 _RESET_SEQUENCES = """
 SELECT setval(seqrelid, seqstart, false) FROM pg_sequence WHERE pg_sequence_last_value(seqrelid) IS NOT NULL
 """
-
 
 #: The test ended the session, or its server.
 _SESSION_ENDED = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InterfaceError, OSError)
@@ -160,8 +157,8 @@ class Databases:
             await session.close()
             return
         try:
-            await session.reset()
-            await session.execute(_RESET_SESSION)
+            await session.reset()  # its locks, cursors, subscriptions and settings
+            await session.execute("DISCARD TEMP")
         except _SESSION_ENDED:
             session.terminate()
             return

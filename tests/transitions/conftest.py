@@ -2,27 +2,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import cache
 
 import pytest
-from pydantic import SecretStr
 
-from leasehold.settings import Settings
 from tests.factories import Rows, terms
 from tests.support.databases import Databases
 
 Open = Callable[[], Awaitable[Rows]]
-
-
-@pytest.fixture
-def database_settings(database_url: str) -> Settings:
-    return _defaults().model_copy(update={"database_url": SecretStr(database_url)})
-
-
-@cache
-def _defaults() -> Settings:
-    """Made once: reading all sources of settings takes 10 ms of CPU time."""
-    return Settings(_env_file=None)
 
 
 @pytest.fixture
