@@ -20,7 +20,7 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 #: Statements reach the other partitions through `event`, and the grant on `event` is enough.
 _DEFAULT_EVENT_PARTITION = "event_default"
 #: The SQL functions that the role may call. They run with the rights of the role that migrates.
-_FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
+_FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)", "analyze_grown_tables()")
 #: The audit tables. The role may read them, and insert rows with these columns; without columns, it may only read.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
     "audit": (

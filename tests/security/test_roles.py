@@ -20,7 +20,7 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.cli.migrate import upgrade
-from leasehold.db import audit, history
+from leasehold.db import audit, history, statistics
 from leasehold.db.database import connect
 from leasehold.db.tables import metadata
 from leasehold.domain.errors import Invalid
@@ -222,6 +222,17 @@ async def test_the_running_role_makes_days_of_events_ahead_and_drops_old_ones(
     assert min(made) >= f"event_{before - timedelta(days=1):%Y%m%d}"  # of the server's start
 
 
+async def test_the_running_role_makes_new_statistics_of_tables_that_grew(
+    app: asyncpg.Connection[asyncpg.Record], owner: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Of the owner's tables only, and not by itself: PostgreSQL lets only the owner analyse them."""
+    await owner.execute(
+        "INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)"
+        " SELECT gen_random_uuid(), 't', 'p', false, 'expired' FROM generate_series(1, 5000)"
+    )
+    assert "tombstone" in await statistics.analyze_grown_tables(app)
+
+
 @pytest.mark.parametrize("ahead", [-1, 32, 400, None])
 async def test_no_days_are_made_but_those_to_come(app: asyncpg.Connection[asyncpg.Record], ahead: int | None) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError):
@@ -242,7 +253,9 @@ async def test_the_functions_that_run_as_the_owner_look_where_the_owner_says(
     """Not where their caller's search_path leads, and for a caller's own temporary tables last."""
     rows = await app.fetch("SELECT proname, proconfig FROM pg_proc"
                            " WHERE pronamespace = 'public'::regnamespace AND prosecdef")  # fmt: skip
-    assert {row["proname"] for row in rows} == {"add_event_day", "drop_event_day", "audit_link", "forget_audit"}
+    assert {row["proname"] for row in rows} == {
+        "add_event_day", "drop_event_day", "analyze_grown_tables", "audit_link", "forget_audit"
+    }  # fmt: skip
     for row in rows:
         assert row["proconfig"] == ["search_path=pg_catalog, public, pg_temp"]
 

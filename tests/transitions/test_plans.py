@@ -8,12 +8,13 @@ import re
 
 import pytest
 
-from leasehold.db import event_reads
+from leasehold.db import event_reads, statistics
 from leasehold.pipelines.media import reads as media_reads
 from leasehold.transitions import claims
 from leasehold.transitions.settlements import cancellation, completion, releasing, snoozing
 from leasehold.transitions.workflows import reading
 from tests.factories import THREE, Rows
+from tests.transitions.conftest import Open
 
 STATEMENTS = {
     "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
@@ -79,7 +80,66 @@ async def test_a_hot_statement_reads_no_index_from_end_to_end_while_the_tables_a
         await rows.connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     if jobs:
         await rows.submit(count=jobs)
-    lines = (await plan_of(rows, *OF_WORKERS[name])).splitlines()
+    finds_rows_by_key((await plan_of(rows, *OF_WORKERS[name])).splitlines())
+
+
+@pytest.mark.parametrize("jobs", [0, 3])
+@pytest.mark.parametrize("name", OF_WORKERS)
+async def test_a_burst_after_a_quiet_time_does_not_keep_the_plans_of_the_quiet_time(
+    rows: Rows, name: str, jobs: int
+) -> None:
+    """A vacuum has found no jobs, or three. Then thousands come, a minute before autovacuum counts them."""
+    for table in ("task", "job"):
+        await rows.connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    if jobs:
+        await rows.submit(count=jobs)
+    await rows.connection.execute("VACUUM ANALYZE")
+    types, statement = OF_WORKERS[name]
+    nothing = ", ".join("NULL" for _ in types.split(","))
+    await rows.connection.execute(f"PREPARE kept ({types}) AS {statement}")
+    await rows.connection.fetch(f"EXPLAIN EXECUTE kept ({nothing})")  # plans it; a worker keeps this plan
+    assert await statistics.analyze_grown_tables(rows.connection) == []
+    for _ in range(4):
+        await rows.submit(count=500)
+    assert {"task", "job"} <= set(await statistics.analyze_grown_tables(rows.connection))
+    explained = await rows.connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE kept ({nothing})")
+    finds_rows_by_key([row[0] for row in explained])
+    assert await statistics.analyze_grown_tables(rows.connection) == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "analyzed_pages", "is_analyzed"),
+    [(32, 0, False), (33, 0, True), (80, 40, False), (81, 40, True), (16383, 0, True), (16384, 0, False)],
+)
+async def test_statistics_are_renewed_while_a_table_is_young_and_has_more_than_doubled(
+    rows: Rows, pages: int, analyzed_pages: int, is_analyzed: bool
+) -> None:
+    """Autovacuum comes in time to a table that needs long to double."""
+    await rows.connection.execute("CREATE TABLE grown (x text) WITH (fillfactor = 10, autovacuum_enabled = off)")
+    row_of_a_page = "INSERT INTO grown SELECT repeat('x', 900) FROM generate_series(1, $1::int)"
+    await rows.connection.execute(row_of_a_page, analyzed_pages)
+    await rows.connection.execute("ANALYZE grown")
+    await rows.connection.execute(row_of_a_page, pages - analyzed_pages)
+    assert await rows.connection.fetchval("SELECT pg_relation_size('grown') / 8192") == pages
+    assert await statistics.analyze_grown_tables(rows.connection) == ["grown"] * is_analyzed
+    known = await rows.connection.fetchval("SELECT relpages FROM pg_class WHERE oid = 'grown'::regclass")
+    assert known == (pages if is_analyzed else analyzed_pages)
+
+
+async def test_statistics_do_not_wait_for_a_table_that_autovacuum_works_on(rows: Rows, another: Open) -> None:
+    """Autovacuum gives a table up if another session waits for it."""
+    for _ in range(4):
+        await rows.submit(count=500)
+    other = (await another()).connection
+    async with other.transaction():
+        await other.execute("LOCK TABLE task IN SHARE UPDATE EXCLUSIVE MODE")
+        names = await statistics.analyze_grown_tables(rows.connection)
+        assert "job" in names
+        assert "task" not in names
+    assert await statistics.analyze_grown_tables(rows.connection) == ["task"]
+
+
+def finds_rows_by_key(lines: list[str]) -> None:
     # `o`: a job's other steps, looked at only where some are done outside.
     of_rows = re.compile(r"Scan (using \w+ )?on (task(?! o\b)|job)\b")
     scans = [number for number, line in enumerate(lines) if of_rows.search(line)]

@@ -16,7 +16,7 @@ from time import monotonic
 
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Hint
-from leasehold.db import audit, history
+from leasehold.db import audit, history, statistics
 from leasehold.db.database import Connection, Pool
 from leasehold.db.servers import check_takes_writes
 from leasehold.domain.errors import DeclarationError
@@ -45,6 +45,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
+#: Seconds between two searches for tables that have grown quickly.
+_GROWN_SECONDS = 1.0
 #: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
@@ -111,6 +113,7 @@ class Duties:
             self._leader_duty(children.DUTY, self._follow_children, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             Periodic("unknown_tasks", self._wake_known, every=_KNOWN_SECONDS),
+            self._leader_duty("statistics", self._analyze_grown_tables, _GROWN_SECONDS),
             self._leader_duty("retention", housekeeping.retention),
             self._leader_duty("uploads", housekeeping.uploads),
             self._leader_duty("parts", housekeeping.parts),
@@ -260,6 +263,10 @@ class Duties:
             )
         self._announcer.announce(hints)
         return 0.0 if has_more else None
+
+    async def _analyze_grown_tables(self) -> None:
+        async with self._frequent_connection() as connection:
+            await statistics.analyze_grown_tables(connection)
 
     async def _keep_event_days(self, connection: Connection) -> bool:
         return await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)
