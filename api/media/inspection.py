@@ -50,6 +50,6 @@ def _check_size(size: int, limits: PictureLimits) -> None:
 def _check_type(head: bytes, declared_type: str) -> None:
     actual_type = sniff(head)
     if actual_type is None:
-        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
+        raise refusals.unknown_format()
     if not is_as_declared(declared_type, actual_type):
         raise refusals.mislabelled(declared_type, actual_type)

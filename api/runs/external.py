@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from leasehold.api.auth.security import EXTERNAL_WORK, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -95,6 +95,13 @@ class Result(Held):
     files: list[SentFile] = Field(
         default_factory=list, max_length=1000, description="The files that were uploaded to the URLs of `/files`."
     )
+
+    @field_validator("files")
+    @classmethod
+    def _one_sum_of_each_name(cls, files: list[SentFile]) -> list[SentFile]:
+        if len({file.name for file in files}) < len({(file.name, file.sha256) for file in files}):
+            raise ValueError("two files of one name have different sums")
+        return files
 
 
 class Failed(Held):
@@ -286,7 +293,7 @@ async def complete(request: Request, task_id: UUID, body: Result, caller: Worker
                 outcome = await external_files.complete(connection, caller.tenant_id, completion)
         if not is_in_time or outcome.verdicts[task_id] is Verdict.LOST:
             raise lease_lost()
-    return _settled_response(services, outcome, task_id, "succeeded")
+    return _settled_response(services, outcome, task_id)
 
 
 @router.post(
@@ -311,7 +318,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
             outcome.states[task_id] = status
-    return _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id)
 
 
 async def _failure_of(
@@ -337,11 +344,11 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
     return outcome
 
 
-def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
-    """Count and announce what the report changed. `default_status`: if the outcome has no state of the task."""
+def _settled_response(services: Services, outcome: Settled, task_id: UUID) -> Response:
+    """Count and announce what the report changed."""
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
-    return json_response({"status": outcome.states.get(task_id, default_status)})
+    return json_response({"status": outcome.states[task_id]})
 
 
 @router.post(
@@ -359,7 +366,7 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise lease_lost()
-    return _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id)
 
 
 @router.post(
@@ -380,4 +387,4 @@ async def release(request: Request, task_id: UUID, body: Held, caller: Worker) -
                 outcome = await _settled_or_cancelled(connection, release_outcome, lease)
         if not is_in_time:
             raise lease_lost()
-    return _settled_response(services, outcome, task_id, "cancelled")
+    return _settled_response(services, outcome, task_id)

@@ -28,11 +28,14 @@ from leasehold.settings import Settings
 
 
 async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
-    """The plan of what `upgrade` would do. Nothing is changed. Raises Invalid for an unknown revision."""
+    """The plan of what `upgrade` would do. Nothing is changed. Raises Invalid for an unknown revision, and
+    for a revision that the schema has passed.
+    """
     settings = settings.direct()  # connect to PostgreSQL itself, not to a pooler
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
         with _refusing_unknown_revision():
+            await _check_not_passed(connection, revision)
             return await plan_of(connection, schemas, revision)
 
 

@@ -294,7 +294,8 @@ def source_of(app: App) -> str:
     too. Raises DeclarationError if the app is not a global variable of a module.
     """
     for module in [*modules_of(app), *sys.modules]:
-        for name, value in vars(sys.modules[module]).items():
+        # `sys.modules` has None for a module whose import is blocked.
+        for name, value in list(getattr(sys.modules[module], "__dict__", {}).items()):
             if value is app and not name.startswith("__"):
                 return f"{module}:{name}"
     raise DeclarationError(

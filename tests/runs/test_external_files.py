@@ -392,6 +392,8 @@ async def test_a_name_twice_in_one_announcement_has_one_size(client: Client, row
     first, second = (await announce(client, task, small, small)).json()["files"]
     assert first["name"] == second["name"] == "one"
     assert await send(second) == 200
+    two_sums = [named(b"other bytes", "one"), named(name="one")]
+    problem(await settle(client, task, "complete", files=two_sums), 422, "invalid_request")
     assert (await settle(client, task, "complete", files=[named(name="one")] * 2)).status_code == 200
     assert await rows.fetchval("SELECT count(*) FROM output") == 1
     assert run

@@ -157,10 +157,11 @@ async def test_rights_are_granted_at_any_revision(postgres: Databases, url: str)
 
 @pytest.mark.parametrize("name", [FIRST, OLD, "0015"])
 async def test_a_revision_that_the_schema_has_passed_is_refused(audited: str, name: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        await upgrade(settings_of(audited), name)
-    assert refused.value.code == "revision_passed"
-    assert AUDITED in str(refused.value)
+    for refusing in (upgrade, plan_of_upgrade):
+        with pytest.raises(Invalid) as refused:
+            await refusing(settings_of(audited), name)
+        assert refused.value.code == "revision_passed"
+        assert AUDITED in str(refused.value)
 
 
 async def test_the_revision_that_is_reached_and_a_relative_one_are_no_error(audited: str) -> None:

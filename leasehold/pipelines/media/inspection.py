@@ -19,6 +19,7 @@ from leasehold.pipelines.media.refusals import (
     too_large,
     too_many_frames,
     too_many_pixels,
+    unknown_format,
     unsupported_format,
 )
 
@@ -56,7 +57,7 @@ def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> O
     data = path.read_bytes()
     content_type = sniff(data[:HEAD_BYTES])
     if content_type is None:
-        raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
+        raise unknown_format()
     if declared is not None and not is_as_declared(declared, content_type):
         raise mislabelled(declared, content_type)
     if content_type in HEIC and not heic_decoder.load_decoder():

@@ -16,6 +16,10 @@ def unsupported_format(reason: str) -> Permanent:
     return Permanent("unsupported_format", f"The file is not a picture of an accepted kind: {reason}.")
 
 
+def unknown_format() -> Permanent:
+    return unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted, and HEIC where it is switched on")
+
+
 def mislabelled(declared: str, actual: str) -> Permanent:
     return Permanent("mislabelled", f"The file was declared as {declared[:100]!r}, but it is {actual}.")
 
