@@ -134,6 +134,31 @@ async def test_a_wrong_lease_spoils_no_other_lease_of_its_batch(rows: Rows, verb
         await assert_history(rows, claimed.job_id)
 
 
+class Heard:
+    """A connection, and the names of the statements that it got."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.statements: list[str] = []
+
+    async def fetch(self, statement: str, *arguments: Any) -> Any:
+        self.statements.append(statement.lstrip().partition("\n")[0])
+        return await self._connection.fetch(statement, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("verb", SETTLEMENTS)
+async def test_a_settlement_with_valid_leases_is_one_statement(rows: Rows, verb: str) -> None:
+    """A second run would settle nothing more, and would cost each step the time of the first."""
+    leases = [(await leased_for(rows, verb)).lease for _ in range(2)]
+    heard = Heard(rows.connection)
+    settled = await BATCHES[verb](heard, leases)
+    assert settled.verdicts == {lease.task_id: Verdict.SETTLED for lease in leases}
+    assert heard.statements == [f"-- {verb}"]
+
+
 @pytest.mark.parametrize("verb", SETTLEMENTS)
 async def test_of_two_steps_that_settle_at_the_same_moment_the_second_waits_for_the_first(
     rows: Rows, another: Open, verb: str
