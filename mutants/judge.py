@@ -70,6 +70,19 @@ class Judge:
         last = await self._judge(mutant, text, others)
         return replace(last, ran=judgement.ran + last.ran, seconds=round(judgement.seconds + last.seconds, 2))
 
+    async def judge_surely(self, mutant: Mutant, chosen: Chosen) -> Judgement:
+        """As `judge`, but the test that noticed the mutant runs once more. If it passes then, it had failed for another
+        reason, such as a busy machine: the mutant counts as survived, and a later run judges it again.
+        """
+        judgement = await self.judge(mutant, chosen)
+        if judgement.verdict != "killed" or judgement.by not in chosen.tests:
+            return judgement
+        limit = chosen.limits[chosen.tests.index(judgement.by)]
+        again = await self.judge(mutant, Chosen([judgement.by], [limit], 1))
+        if again.verdict == "survived":
+            return replace(judgement, verdict="survived", by="", why=f"noticed only once, by {judgement.by}")
+        return judgement
+
     async def _judge(self, mutant: Mutant, text: str, chosen: Chosen) -> Judgement:
         """Run these tests in one fork. `text`: the file with the mutant."""
         order = {

@@ -39,7 +39,7 @@ async def run(
                 own_judge = await opened.enter_async_context(judge(addresses))
                 while not queue.empty():
                     mutant = queue.get_nowait()
-                    judgement = await own_judge.judge(mutant, choosing.tests_for(mutant))
+                    judgement = await own_judge.judge_surely(mutant, choosing.tests_for(mutant))
                     survived += judgement.verdict == "survived"
                     if judgement.verdict == "killed":
                         choosing.learn(mutant, judgement.by)

@@ -96,6 +96,21 @@ async def test_a_test_that_does_not_run_among_the_first_notices_a_mutant_too(her
     assert (judgement.verdict, judgement.ran) == ("survived", len(others))
 
 
+async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(here: Judge) -> None:
+    fails_once = """    from pathlib import Path
+    failed = Path("failed-once")
+    if not failed.exists():
+        failed.touch()
+        return -1.0
+    return longest *"""
+    mutant = by_hand("leasehold/domain/backoff.py", "    return longest *", fails_once)
+    judgement = await here.judge_surely(mutant, Chosen([BACKOFF], [SECONDS], 1))
+    assert judgement.verdict == "survived"
+    assert BACKOFF in judgement.why
+    always = by_hand("leasehold/domain/backoff.py", "return longest *", "return longest * 3 *")
+    assert (await here.judge_surely(always, Chosen([BACKOFF], [SECONDS], 1))).verdict == "killed"
+
+
 async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_noticed_it_before(here: Judge) -> None:
     killers = state.killers()
     known = [one for one in mutants() if one.id in killers and judges(killers[one.id]) and one.id not in equivalents()]
