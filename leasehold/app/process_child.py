@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any
@@ -42,17 +44,38 @@ from leasehold.worker.sandbox.fences import die_with
 #: Held while a frame (a message to the worker) is sent, because several threads of a function may send at the same
 #: time.
 _send_lock = Lock()
-#: Thread -> the number of the call in which it was started. A function may leave behind a thread that still sends
-#: frames during a later call, which may belong to another tenant. The worker drops frames that have the number of an
-#: earlier call.
+#: Thread -> the number of the call for which it works: the call in which it was started, or in which a pool got the
+#: function that it runs. A function may leave behind a thread that still sends frames during a later call, which may
+#: belong to another tenant. The worker drops frames that have the number of an earlier call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 _start_thread = Thread.start
+_submit_to_pool = ThreadPoolExecutor.submit
 
 
 def _start_in_call(thread: Thread) -> None:
     """Start the thread, and note that it belongs to the call of the thread that starts it. Replaces Thread.start."""
     _calls_of_threads[thread] = _call_of_this_thread()
     _start_thread(thread)
+
+
+def _submit_in_call(
+    pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Future[Any]:
+    """Submit the function, which runs for the call of the thread that submits it: the threads of a pool may live longer
+    than a call. Replaces ThreadPoolExecutor.submit.
+    """
+    call_number = _call_of_this_thread()
+
+    def run() -> Any:
+        thread = current_thread()
+        number_before = _call_of_this_thread()
+        _calls_of_threads[thread] = call_number
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _calls_of_threads[thread] = number_before
+
+    return _submit_to_pool(pool, run)
 
 
 def _call_of_this_thread() -> int:
@@ -137,6 +160,7 @@ def main() -> None:
     sys.path[:] = sys.argv[3:]  # the worker's sys.path
     import_from_current_folder()
     Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
+    ThreadPoolExecutor.submit = _submit_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:
         logging.getLogger().addHandler(_LogSender(channel))
         structlog_by_logging()  # before a call imports the user's modules, which may configure structlog themselves

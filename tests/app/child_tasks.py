@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -96,6 +97,30 @@ def talk_beside_the_thread() -> int:
     thread = threading.Thread(target=logging.getLogger("shop").info, args=("of this call",))
     thread.start()
     thread.join()
+    return os.getpid()
+
+
+_pool = ThreadPoolExecutor(1)
+_call_is_over = threading.Event()
+
+
+@app.task(process=True, retry=ONCE)
+def leave_work_in_a_pool() -> int:
+    """The module's pool has one thread, which this call starts."""
+
+    def talk_late() -> None:
+        _call_is_over.wait(60)
+        logging.getLogger("shop").info("secret")
+
+    _pool.submit(logging.getLogger("shop").info, "first").result()
+    _pool.submit(talk_late)
+    return os.getpid()
+
+
+@app.task(process=True, retry=ONCE)
+def talk_in_the_pool() -> int:
+    _call_is_over.set()
+    list(_pool.map(logging.getLogger("shop").info, ["second", "third"]))
     return os.getpid()
 
 

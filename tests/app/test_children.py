@@ -269,6 +269,19 @@ async def test_what_a_thread_that_an_earlier_call_left_behind_says_is_kept_with_
     assert await log_reads.stream_page(connection, "me", second.id, 0, LogFilter(), 100) == []
 
 
+async def test_what_a_pool_says_for_a_call_is_kept_with_its_run_also_where_the_pool_is_older(
+    served: None, connection: Connection, informed: None
+) -> None:
+    """And what it still says for an earlier call is kept with no run: it could be another tenant's."""
+    first = await child_tasks.leave_work_in_a_pool.asubmit()
+    process = await first
+    second = await child_tasks.talk_in_the_pool.asubmit()
+    assert await second == process
+    for run, messages in ((first, ["first"]), (second, ["second", "third"])):
+        lines = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
+        assert [line["message"] for line in lines] == messages
+
+
 async def test_a_call_gets_no_frame_of_an_earlier_call(tmp_path: Path) -> None:
     process = await Process.start()
     frames: list[tuple[Kind, bytes]] = []
