@@ -14,9 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import (
-    console as console_pages,
-)
-from bench import (
+    burst,
     conversion,
     fleet,
     generation,
@@ -47,6 +45,9 @@ from bench import (
     workflows,
     writes,
 )
+from bench import (
+    console as console_pages,
+)
 from bench.figure import Figure
 from bench.hostile import measure as hostile
 from bench.hostile.attacks import ATTACKS
@@ -59,6 +60,7 @@ from leasehold.runtime.garbage import freeze_loaded
 
 FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
+    "burst": burst.measure,
     "writes": writes.measure,
     "fleet": fleet.measure,
     "workflows": workflows.measure,

@@ -27,6 +27,7 @@ _CORE = ("leasehold/broker", "leasehold/db", "leasehold/runtime", "leasehold/tra
 #: Figure -> the folders of the code that it measures. A figure that is not listed here measures all code.
 MEASURED = {
     "throughput": _CORE,
+    "burst": _CORE,
     "fleet": _CORE,
     "workflows": _CORE,
     "latency": _CORE,

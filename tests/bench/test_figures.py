@@ -21,7 +21,7 @@ FIELDS = {"name", "unit", "median", "min", "max", "runs", "load", "goal", "met",
 #: figure -> how many rows it gives
 ROWS = {"writes": 5, "latency": 4, "image": 3, "idle": 7, "submit": 4, "conversion": 7, "generation": 5, "metrics": 5,
         "waiting": 4, "growth": 3, "start": 6, "steady": 3, "tables": 24, "surface": 52, "operations": 9, "sdk": 11,
-        "hostile": 15, "migrations": 3}  # fmt: skip
+        "hostile": 15, "migrations": 3, "burst": 3}  # fmt: skip
 
 
 def test_the_figures_can_be_drawn(tmp_path: Path) -> None:

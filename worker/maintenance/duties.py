@@ -45,8 +45,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Seconds between two searches for tables that have grown quickly.
-_GROWN_SECONDS = 1.0
+#: Seconds between two searches for tables that have grown quickly. A search takes PostgreSQL half a millisecond.
+_GROWN_SECONDS = 2.0
 #: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
