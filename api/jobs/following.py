@@ -52,8 +52,8 @@ Item: TypeAlias = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Source:
     """How to read and encode one sort of items. `member`: the JSON member of a page with the items.
-    `read_page`: reads a page. `read_last_numbers`: reads the number of the last item of each job; ENDED: the job has
-    ended. `encode_events`: encodes an item as server-sent events.
+    `read_page`: reads a page. `read_last_numbers`: reads the number of the last item of each job. For a job that has
+    ended it gives the special number ENDED. `encode_events`: encodes an item as server-sent events.
     """
 
     member: str
@@ -126,7 +126,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # Wait for an item after the job's last item, not after the last sent item. The filter may have left out later
-        # items than the last sent one. Then a wait for an item after the sent one would end immediately, each time.
+        # Wait for an item that is newer than all items of the job. An item that is newer than the last sent one may
+        # exist already, if the filter has left it out: a wait for it would end immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -51,7 +51,7 @@ class UploadTicket(BaseModel):
     media_id: UUID
     upload_url: str = Field(description="PUT the bytes here, with the same Content-Type header.")
     original_key: str
-    expires_in: int = Field(description="Seconds for which the URL worked when it was issued.")
+    expires_in: int = Field(description="The lifetime of the URL in seconds, from when it was issued.")
 
 
 class CompleteRequest(BaseModel):
@@ -64,7 +64,9 @@ class CompleteRequest(BaseModel):
 
     media_id: UUID
     original_key: str = Field(max_length=1024)
-    variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
+    variants: list[VariantName] = Field(
+        [], max_length=20, description="Further outputs. A name that is given twice counts once."
+    )
     priority: Literal["high", "normal", "low"] = "normal"
     step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
         {}, description="The priority of each step that has another priority than the picture."
@@ -90,7 +92,10 @@ class Failure(BaseModel):
 class StepAnswer(BaseModel):
     name: str
     status: StepStatus
-    attempt: int = Field(description="How often the step was started; 0 before its first start.")
+    attempt: int = Field(
+        description="The number of the latest attempt; 0 before the first. An attempt that a worker has given back "
+        "does not count."
+    )
     started_at: datetime | None = None
     finished_at: datetime | None = None
     duration_ms: int | None = Field(None, description="The time of the attempt that finished the step.")
@@ -137,12 +142,12 @@ class MediaAnswer(BaseModel):
     status: MediaStatus
     job_id: UUID | None = None
     final_url: str | None = Field(
-        None, description="Set once READY. A signed URL stays valid for at least half its lifetime."
+        None, description="Set once READY. A signed URL has at least half of its lifetime left."
     )
     variants: dict[str, VariantAnswer] | None = Field(
         None, description="Set once READY: the requested variants, by name."
     )
-    original: Original | None = Field(None, description="Set once the upload is checked.")
+    original: Original | None = Field(None, description="Set once the upload is accepted.")
     steps: list[StepAnswer] = []
     error: Failure | None = Field(None, description="Set once FAILED.")
     created_at: datetime

@@ -235,8 +235,8 @@ def unindexed(condition: str) -> str:
 
 def within_minute(column: str) -> str:
     """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step
-    may lie in the future. Such an instant counts only while it is less than a minute ahead. Otherwise it would count
-    until the clock has passed it by a minute.
+    may lie in the future. The upper bound lets such an instant count only while it is less than a minute ahead.
+    Without this bound it would count until a minute after the clock has reached it.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"

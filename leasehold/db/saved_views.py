@@ -1,5 +1,5 @@
-"""Reads and writes saved views, for the API and the console. A saved view is a filter of jobs that a person of a tenant
-has saved under a name.
+"""Reads and writes saved views, for the API and the console. A saved view is a filter of jobs that a client or a
+person of a tenant has saved under a name.
 """
 
 from __future__ import annotations

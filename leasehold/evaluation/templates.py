@@ -142,9 +142,18 @@ class Templates:
             version,
         )
         if row is None:
-            raise NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
+            raise template_not_found()
         template = _read(row["declaration"])
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
+
+    async def exists(self, connection: Connection, tenant_id: str, template_type: str) -> bool:
+        """Whether the template has a version, enabled or not, also one that this release cannot read."""
+        if self.declared_in_code(template_type) is not None:
+            return True
+        found: bool = await connection.fetchval(
+            "SELECT EXISTS (SELECT 1 FROM template WHERE tenant_id = $1 AND type = $2)", tenant_id, template_type
+        )
+        return found
 
     async def find_for_run(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
@@ -389,6 +398,10 @@ def _read_or_leave_out(tenant_id: str, row: Any) -> TemplateVersion | None:
         )  # fmt: skip
         return None
     return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
+
+
+def template_not_found() -> NotFound:
+    return NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
 
 
 def _enabled(template_version: TemplateVersion) -> TemplateVersion:

@@ -116,6 +116,24 @@ async def test_a_version_that_this_release_cannot_read_is_disabled_and_not_enabl
     assert [[one["version"] for one in page["templates"]] for page in listed] == [[], [1]]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_template_is_listed_also_where_this_release_reads_none_of_the_first_versions(
+    client: Client, rows: Connection, enabled: bool
+) -> None:
+    """Not found is only a template without any version."""
+    for version in (1, 2):
+        await client.post("/v1/templates", type="mine", version=version, steps=[STEP])
+    await rows.execute("UPDATE template SET declaration = '{\"steps\": 7}', enabled = $1 WHERE version = 2", enabled)
+    page = (await client.http.get("/v1/templates/mine", params={"limit": 1})).json()
+    assert page["templates"] == []
+    page = (await client.http.get("/v1/templates/mine", params={"cursor": page["next_cursor"]})).json()
+    assert [one["version"] for one in page["templates"]] == [1]
+    await rows.execute("UPDATE template SET declaration = '{\"steps\": 7}', enabled = $1", enabled)
+    answer = await client.http.get("/v1/templates/mine")
+    assert (answer.status_code, answer.json()) == (200, {"templates": [], "next_cursor": None})
+    problem(await client.http.get("/v1/templates/others"), 404, "template_not_found")
+
+
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
 async def test_the_names_of_shipped_work_are_reserved_whatever_the_process_has(client: Client, name: str) -> None:
     problem(await client.post("/v1/templates", type=name, steps=[STEP]), 409, "template_reserved")

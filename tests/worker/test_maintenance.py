@@ -142,7 +142,7 @@ async def test_after_a_full_batch_the_relay_goes_on_at_once(
     relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the rest has been due for so long that a turn after a whole one does not read it."""
-    monkeypatch.setattr(relaying, "_BATCH", 2)
+    monkeypatch.setattr(relaying, "_MAX_HINTS", 2)
     await rows.submit(count=3)
     await late(rows)
     assert [await relay.turn(), await relay.turn()] == [0.0, None]
@@ -172,7 +172,7 @@ async def test_a_turn_reads_only_what_became_due_since_the_turn_before(relay: Re
 async def test_hints_that_the_broker_did_not_confirm_are_not_sent_again_without_a_pause(
     relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "_BATCH", 2)
+    monkeypatch.setattr(relaying, "_MAX_HINTS", 2)
     sent = metrics.RELAYED._value.get()
     assert await relay.turn() is None
     assert metrics.RELAYED._value.get() == sent, "nothing was due"
@@ -230,7 +230,7 @@ async def test_the_relay_sends_of_a_batch_only_the_hints_of_tasks_that_nobody_ha
 async def test_after_many_batches_the_relay_goes_on_at_once(
     relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "_BATCHES", 1)
+    monkeypatch.setattr(relaying, "_MAX_SPLIT", 1)
     for _ in range(2):
         await rows.submit(count=2)
     await late(rows)

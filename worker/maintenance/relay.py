@@ -27,10 +27,10 @@ EVERY_SECONDS = 0.5
 #: The name of this duty (a loop of the worker).
 DUTY = "relay"
 #: The most hints of one turn.
-_BATCH = 500
-#: A row of `outbox_batch` has several hints, mostly at most a hundred. One turn splits at most this many of these rows
-#: into rows of `outbox`.
-_BATCHES = 20
+_MAX_HINTS = 500
+#: One turn splits at most this many rows of `outbox_batch` into rows of `outbox`. Such a row has several hints, seldom
+#: more than a hundred.
+_MAX_SPLIT = 20
 #: Most turns read only the rows in the poll window: those that became due since the last turn. About once in this many
 #: seconds, a turn reads the whole outbox, for rows that became visible too late for the window. In most cases, a slot
 #: pool's poll has found the task of such a row before that.
@@ -49,7 +49,7 @@ class Relay:
         self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
-        """Send one batch. Returns 0, which means another turn immediately, if there may be more hints."""
+        """Send the hints of one turn. Returns 0, which means another turn immediately, if there may be more hints."""
         if not self._broker.publishing:
             return None
         async with self._pool.acquire() as connection:
@@ -90,10 +90,10 @@ class Relay:
     async def _take(self, connection: Connection) -> tuple[list[Announcement], bool]:
         """The hints of one turn, and whether no other hints are due."""
         started_at, seconds_back = monotonic(), self._window.seconds_back()
-        batches = await outbox.split(connection, _BATCHES, seconds_back)
-        announcements = await outbox.take(connection, _BATCH, seconds_back)
+        batches = await outbox.split(connection, _MAX_SPLIT, seconds_back)
+        announcements = await outbox.take(connection, _MAX_HINTS, seconds_back)
         self._window.polled(started_at, whole=seconds_back is None, oldest=None, min_overdue=0.0)
-        is_all = batches < _BATCHES and len(announcements) < _BATCH
+        is_all = batches < _MAX_SPLIT and len(announcements) < _MAX_HINTS
         if not is_all:
             self._window.forget()
         return announcements, is_all

@@ -18,12 +18,13 @@ from leasehold.transitions import concurrency
 #: The band (priority class of hints, the messages that tell workers of due tasks) that workers serve last.
 _LAST_BAND = len(BANDS) - 1
 
-# SQL: the job's parameters skip the step `t`. Such a step has never had an event.
+# SQL: the step `t` was skipped at submission, because of the job's parameters. Such a step has no event. A step that
+# was skipped because another step failed has one.
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# SQL: the step `t`, which a workflow started, stays failed. The workflow has made a call since the step failed, and so
-# its journal (the rows of its calls) depends on the failure.
+# SQL: the step `t` must stay failed. A workflow has started it (`contained`), and has made a call since it failed. So
+# the workflow's journal (the rows of its calls) depends on the failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
@@ -31,8 +32,9 @@ _REPLAYABLE = unindexed(
     "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 )
 
-# Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are sent at the job's next end, too.
+# Only a failed job can be replayed. Its failed, skipped and cancelled steps run again, with their counters reset:
+# immediately, or after the steps that they need. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are
+# sent at the job's next end, too.
 #
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
 # $4: whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step
@@ -41,8 +43,8 @@ _REPLAYABLE = unindexed(
 # $7: the pipelines whose failures start a run of their `on_failure` pipeline.
 # $8: the band of the hints (NULL: the step's priority). $9: the data of the events (NULL: none).
 #
-# `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS has subtracted it: a failed step of a
-# workflow.
+# `uncounted`: the step is a failed step of a workflow. When it failed, END_FAILED_JOBS (endings.py) subtracted it from
+# `steps_left`. So it is added again here.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (
@@ -51,8 +53,9 @@ WITH locked_jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE
 ), outlived_workflows AS (
-    -- If the workflow that started the job has ended, a duty (workflows/children.py) cancels the jobs of the workflow's
-    -- open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes on.
+    -- If the workflow that started the job has ended, a duty (transitions/workflows/children.py) cancels the jobs of
+    -- the workflow's open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes
+    -- on.
     UPDATE journal e SET state = 'done'
     FROM locked_jobs, job AS parent
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
@@ -111,10 +114,12 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY makes them runnable.
-# Exception: $2 keeps its note if $2 has not succeeded, as in a retry from the failed step. The note may say that the
-# step has ordered something, and that nobody knows the outcome. Each of these steps waits for the steps that it needs,
-# if these run again, or if they have not succeeded: REPLAY then revives them.
+# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. A step that
+# runs again waits for each step that it needs and that runs again, too, or that has not succeeded (REPLAY revives this
+# one).
+#
+# Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
+# the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.
 #
 # If a step had fanned out and runs again from its beginning, its parts are deleted with their rows. Otherwise the step
 # would join their old results, and could not fan out into parts of the same names. The objects of the parts stay until
@@ -156,6 +161,8 @@ WITH RECURSIVE again(id) AS (
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was
 )
+-- `steps_left` counts the steps that have not succeeded. So succeeded steps are added, and the deleted parts that it
+-- still counts are subtracted.
 UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
                                   - (SELECT count(*) FROM forgotten_parts WHERE status <> 'succeeded')
 WHERE j.id = $1
@@ -220,7 +227,7 @@ async def replay(
         if failed_job is None:
             return None
         if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
-            raise Invalid("unknown_step", "The run has no such step.")
+            raise Invalid("unknown_step", "The run has no such step, or its parameters skip it.")
         new_terms = terms or AdmissionTerms()
         if terms is not None:
             await concurrency.forget_admission(connection, job_id, new_terms.limits)
@@ -237,7 +244,7 @@ async def replay(
 
 
 async def state_of(connection: Connection, job_id: UUID) -> str:
-    """The state of the job, which exists."""
+    """The state of the job. The job must exist."""
     status: str = await connection.fetchval("SELECT status FROM job WHERE id = $1", job_id)
     return status
 

@@ -1,4 +1,4 @@
-"""`release`: a worker that stops returns its lease. The task is due immediately, for any other worker."""
+"""`release`: a worker returns a lease, mostly because it stops. The task is due immediately, for any other worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced_jobs AS (
-    -- A job that is being cancelled counts its released workflow as leased until the workflow has ended.
+    -- In a job that is being cancelled, `leased` still counts a released workflow, which must run once more to see the
+    -- cancel.
     UPDATE job j
     SET event_seq = j.event_seq + per_job.released_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END
@@ -53,10 +54,11 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending, for a worker that stops. The attempt does not count. The statement writes a new hint (a
+    """running -> pending. The attempt does not count. The statement writes a new hint (a
     message that the task is due).
 
-    In a job that is being cancelled only a workflow is released, because its code must still see the cancel. The
+    In a job that is being cancelled, only a workflow that has called something is released, because its code must still
+    see the cancel. The
     verdict of any other lease is LOST.
     """
     return await settle_twice(partial(_release, connection), leases, lambda lease: lease)

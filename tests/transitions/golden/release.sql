@@ -37,7 +37,8 @@ WITH lease_batch AS MATERIALIZED (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced_jobs AS (
-    -- A job that is being cancelled counts its released workflow as leased until the workflow has ended.
+    -- In a job that is being cancelled, `leased` still counts a released workflow, which must run once more to see the
+    -- cancel.
     UPDATE job j
     SET event_seq = j.event_seq + per_job.released_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END

@@ -5,8 +5,9 @@ WITH locked_jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE
 ), outlived_workflows AS (
-    -- If the workflow that started the job has ended, a duty (workflows/children.py) cancels the jobs of the workflow's
-    -- open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes on.
+    -- If the workflow that started the job has ended, a duty (transitions/workflows/children.py) cancels the jobs of
+    -- the workflow's open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes
+    -- on.
     UPDATE journal e SET state = 'done'
     FROM locked_jobs, job AS parent
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'

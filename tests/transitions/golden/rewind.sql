@@ -36,6 +36,8 @@ WITH RECURSIVE again(id) AS (
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was
 )
+-- `steps_left` counts the steps that have not succeeded. So succeeded steps are added, and the deleted parts that it
+-- still counts are subtracted.
 UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
                                   - (SELECT count(*) FROM forgotten_parts WHERE status <> 'succeeded')
 WHERE j.id = $1
