@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -275,7 +276,7 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
     """
     await drop_copies(target, tenant)
     total = 0
-    async with source.transaction(isolation="repeatable_read", readonly=True):
+    async with _snapshot(source):
         for table in tables:
             staging = _staging_table(tenant, table)
             await target.execute(f'CREATE TABLE {staging} (LIKE "{table.name}")')
@@ -290,6 +291,25 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
                 raise Conflict("copy_differs", f"The copy of the table {table.name} differs. Run the command again.")
             total += original["rows"]
     return total
+
+
+@asynccontextmanager
+async def _snapshot(source: Connection) -> AsyncIterator[None]:
+    """A transaction that reads one snapshot. If the block raises an error, this error counts, and the connection may be
+    closed: a COPY may still be under way. asyncpg takes the next piece that arrives after its cancel for the end of the
+    COPY, and then refuses the ROLLBACK. PostgreSQL rolls back when the connection ends.
+    """
+    transaction = source.transaction(isolation="repeatable_read", readonly=True)
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        try:
+            await transaction.rollback()
+        except Exception:  # noqa: BLE001 - the error of the block counts
+            source.terminate()
+        raise
+    await transaction.commit()
 
 
 def _staging_table(tenant: str, table: MovedTable) -> str:

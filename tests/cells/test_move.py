@@ -21,7 +21,7 @@ from asyncpg import Connection
 
 from leasehold.cli import moving
 from leasehold.cli.moving import Move, abort, clean, move_tenant, state_of_move
-from leasehold.cli.moving_rows import _pipe
+from leasehold.cli.moving_rows import _pipe, _snapshot
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.registry import Pipelines
 from leasehold.security.sealing import Sealing
@@ -532,14 +532,14 @@ def test_the_file_of_the_other_cell_shows_no_value_when_it_is_wrong(tmp_path: Pa
         ("SELECT $1 || 1 / (5000 - n) AS name FROM generate_series(1, 100000) n", asyncpg.DivisionByZeroError),
     ],
 )
-async def test_a_copy_that_fails_on_either_side_ends_with_its_error_and_leaves_both_connections_usable(
+async def test_a_copy_that_fails_on_either_side_ends_with_its_error_and_leaves_the_target_usable(
     two: Two, query: str, error: type[Exception]
 ) -> None:
     async with rows_of(two.a) as source, rows_of(two.b) as target:
         await target.execute("CREATE TABLE moving_few (name text CHECK (length(name) <= 1000))")
         with pytest.raises(error):
-            await _pipe(source, target, query, "x", '"moving_few"', ["name"])
-        assert await source.fetchval("SELECT 1") == 1
+            async with _snapshot(source):
+                await _pipe(source, target, query, "x", '"moving_few"', ["name"])
         assert await target.fetchval("SELECT count(*) FROM moving_few") == 0
 
 
@@ -552,7 +552,7 @@ async def test_a_copy_whose_writer_ends_while_pieces_wait_ends_too(two: Two, err
             query = "SELECT repeat($1, 1000) AS name FROM generate_series(1, 100000)"
 
             async def copy() -> None:
-                async with source.transaction(isolation="repeatable_read", readonly=True):
+                async with _snapshot(source):
                     await _pipe(source, target, query, "x", '"moving_few"', ["name"])
 
             pipe = asyncio.create_task(copy())
@@ -566,6 +566,32 @@ async def test_a_copy_whose_writer_ends_while_pieces_wait_ends_too(two: Two, err
                 await other.execute("SELECT pg_terminate_backend($1)", target.get_server_pid())
             with pytest.raises(error):
                 await pipe
+
+
+async def test_an_error_counts_also_where_a_copy_is_still_under_way(two: Two) -> None:
+    """asyncpg then refuses to roll back. PostgreSQL does so when the connection ends."""
+    async with rows_of(two.a) as source:
+        began, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def take(_piece: bytes) -> None:
+            began.set()
+            await goes_on.wait()
+
+        query = "SELECT repeat('x', 1000) FROM generate_series(1, 100000)"
+        copying: list[asyncio.Task[Any]] = []
+
+        async def fail_beside_a_copy() -> None:
+            async with asyncio.timeout(SECONDS), _snapshot(source):
+                copying.append(asyncio.create_task(source.copy_from_query(query, output=take)))
+                await began.wait()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await fail_beside_a_copy()
+        assert source.is_closed()
+        goes_on.set()
+        await asyncio.wait(copying)
+        assert copying[0].exception() is not None
 
 
 @pytest.mark.parametrize("place", ["the environment", "the .env of the folder"])
