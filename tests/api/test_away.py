@@ -115,6 +115,28 @@ async def test_a_healthy_api_is_ready_and_can_say_what_it_checked(settings: Sett
         assert all(checks[name]["ok"] for name in ("serving", "database", "migrations", "store"))
 
 
+async def test_several_processes_are_ready_at_one_database_again_and_again(
+    settings: Settings, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each check writes the same row."""
+    monkeypatch.setattr(health, "_SHARED_SECONDS", -1.0)  # each request checks anew
+    written = []
+    async with (
+        serving(settings) as one,
+        serving(settings) as other,
+        client_of(one.url) as first,
+        client_of(other.url) as second,
+    ):
+        for client in (first, second, second, first):
+            answer = await client.get("/readyz")
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+            written += await rows.fetch("SELECT owner, until FROM leadership WHERE role = 'readiness'")
+    owners = [row["owner"] for row in written]
+    assert owners == [owners[0], owners[1], owners[1], owners[0]]
+    assert len(set(owners)) == 2
+    assert len({row["until"] for row in written}) == 4, "each check has written"
+
+
 async def test_a_draining_api_is_not_ready(settings: Settings) -> None:
     async with serving(settings) as api, client_of(api.url) as client:
         api.services.drain()

@@ -261,11 +261,16 @@ async def test_a_server_that_stops_lets_long_polls_go(settings: Settings, make_k
         assert (await waiting).status_code == 304
 
 
-@pytest.mark.parametrize("wait", ["31", "-1", "soon", "nan"])
-async def test_a_wait_that_is_too_long_or_no_number_is_refused(media_api: MediaApi, wait: str) -> None:
+@pytest.mark.parametrize(
+    ("wait", "reason"),
+    [("31", "less than or equal to 30"), ("-1", "greater than or equal to 0"), ("soon", "valid number"),
+     ("nan", "finite number"), ("inf", "finite number")],
+)  # fmt: skip
+async def test_a_wait_that_is_too_long_or_no_number_is_refused(media_api: MediaApi, wait: str, reason: str) -> None:
     ticket = await media_api.ticket()
     said = problem(await media_api.look(ticket, params={"wait": wait}), 422, "invalid_request")
     assert (said["errors"][0]["parameter"], said["errors"][0]["in"]) == ("wait", "query")
+    assert reason in said["errors"][0]["detail"]
 
 
 async def test_the_view_tells_tasks_in_the_words_of_the_requirement(media_api: MediaApi, rows: Connection) -> None:

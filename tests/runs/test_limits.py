@@ -474,6 +474,21 @@ async def test_every_limit_that_can_be_set_can_be_lifted(
     problem(await client.http.delete(f"/v1/limits/{tenant}/{key}"), 404, "limit_not_found")
 
 
+async def test_the_list_of_limits_has_those_that_were_set_and_none_that_came_with_a_job(
+    client: Client, rows: Connection
+) -> None:
+    body = {"tenant_id": "acme", "key": "payload:scripted:/number", "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=body)).status_code == 200
+    for number in (1, 2):
+        await client.start(payload={"number": number})
+    assert await rows.fetchval("SELECT count(*) FROM gate WHERE NOT declared") == 2
+    for limit in (1, 1000):
+        listed = (await client.http.get("/v1/limits", params={"limit": limit})).json()
+        assert listed == {"limits": [body | {"per_minute": None}], "next_cursor": None}
+    assert (await client.http.delete("/v1/limits/acme/payload:scripted:/number")).status_code == 200
+    assert (await client.http.get("/v1/limits")).json() == {"limits": [], "next_cursor": None}
+
+
 async def test_limits_are_listed_in_pages(client: Client) -> None:
     """Also where a key has several bytes for a letter, is the beginning of another, or is as long as it can be."""
     expected = []

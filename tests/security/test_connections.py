@@ -6,6 +6,7 @@ import ast
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,11 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
+from leasehold.api.process import services
+from leasehold.api.process.tenant_pool import set_tenant
 from leasehold.db.database import Connection, make_pool
+from leasehold.db.pool_sizes import pool_of_api
+from leasehold.domain.ids import new_id
 from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.runtime.holding import ConnectionHeld
 from leasehold.security.credentials import create_key
@@ -21,7 +26,8 @@ from leasehold.security.egress import Egress, EgressFailed
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.worker.worker import Worker
-from tests.api.conftest import client_of, serving
+from tests.api.conftest import MakeKey, client_of, serving
+from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client, runs_settings
 
 __all__ = ["runs_settings"]
@@ -216,6 +222,24 @@ async def test_an_api_has_no_more_connections_than_its_sum_however_many_ask(
                 await asyncio.sleep(0.02)
         watching.cancel()
     assert sessions.at_most["api"] <= guarded.database_pool_size
+
+
+async def test_a_tenant_whose_requests_hold_all_its_connections_leaves_the_last_to_others(
+    settings: Settings, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_PATIENCE_SECONDS", 0.05)
+    keys = await make_key("acme"), await make_key("rival")
+    path = f"/media/{new_id()}"
+    async with (
+        serving(settings) as api, client_of(api.url, keys[0].text) as acme, client_of(api.url, keys[1].text) as rival
+    ):  # fmt: skip
+        async with AsyncExitStack() as lent:
+            set_tenant("acme")
+            for _ in range(pool_of_api(settings) - 1):
+                await lent.enter_async_context(api.services.pool.acquire())
+            problem(await acme.get(path), 503, "busy")
+            assert (await rival.get(path)).status_code == 404
+        assert (await acme.get(path)).status_code == 404
 
 
 def test_a_process_with_too_few_connections_for_its_parts_is_refused(settings: Settings) -> None:

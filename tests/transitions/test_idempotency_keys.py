@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from leasehold.api.http.idempotent import Answer, once
+from leasehold.api.http.idempotent import Answer, once, once_over_transactions
 from leasehold.db import idempotency
-from leasehold.db.database import Connection, make_pool
+from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.runtime.transient import TRY_AGAIN
@@ -162,3 +164,101 @@ async def test_a_request_whose_connection_broke_is_repeated_within_seconds(rows:
             pytest.fail("a key whose reservation still counts was reserved")
         await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '1 second'")
         assert (await once(pool, "t", key, HASH, works)).body == b"done"
+
+
+async def once_on_its_connection(pool: Pool, key: str, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def working(_connection: Connection) -> Answer:
+        return await work()
+
+    return await once(pool, "t", key, HASH, working)
+
+
+async def once_on_any_connection(pool: Pool, key: str, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    return await once_over_transactions(pool, "t", key, HASH, work)
+
+
+EITHER = pytest.mark.parametrize("act", [once_on_its_connection, once_on_any_connection])
+Act = Callable[[Pool, str, Callable[[], Awaitable[Answer]]], Awaitable[Answer]]
+
+
+async def done() -> Answer:
+    return Answer(202, b"done")
+
+
+async def must_not_begin() -> Answer:
+    raise AssertionError("the work began")
+
+
+@EITHER
+async def test_while_a_first_request_works_another_with_its_key_is_refused(
+    rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch, act: Act
+) -> None:
+    """However long it works: a reservation that only counts for its first second would be over at once here."""
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", timedelta(0))
+    async with make_pool(settings, "tests", 2) as pool:
+
+        async def works_long() -> Answer:
+            with pytest.raises(Conflict) as refused:
+                await act(pool, "key", must_not_begin)
+            assert refused.value.code == "idempotency_key_in_flight"
+            return await done()
+
+        assert (await act(pool, "key", works_long)).body == b"done"
+        assert (await act(pool, "key", must_not_begin)).body == b"done"
+
+
+@EITHER
+@pytest.mark.parametrize("ends", ["not stored", "failed"])
+async def test_a_key_without_an_answer_to_repeat_may_be_used_again_at_once(
+    rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch, act: Act, ends: str
+) -> None:
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", idempotency.IN_FLIGHT)  # nothing but its release frees the key
+
+    async def first() -> Answer:
+        if ends == "failed":
+            raise Invalid("wrong", "It was wrong.")
+        return Answer(409, b"not now", is_stored=False)
+
+    async with make_pool(settings, "tests", 2) as pool:
+        if ends == "failed":
+            with pytest.raises(Invalid):
+                await act(pool, "key", first)
+        else:
+            answer = await act(pool, "key", first)
+            assert (answer.status_code, answer.body) == (409, b"not now")
+        assert await kept(rows) == {}
+        assert (await act(pool, "key", done)).body == b"done"
+        assert (await act(pool, "key", must_not_begin)).body == b"done"
+
+
+async def test_what_was_written_stays_although_the_answer_is_not_stored(rows: Rows, settings: Settings) -> None:
+    """A refusal that a schedule shows, for example."""
+
+    async def writes(connection: Connection) -> Answer:
+        await idempotency.reserve(connection, "t", "written by the work", HASH)
+        return Answer(409, b"not now", is_stored=False)
+
+    async with make_pool(settings, "tests", 1) as pool:
+        await once(pool, "t", "key", HASH, writes)
+    assert (await kept(rows)).keys() == {("t", "written by the work")}
+
+
+@EITHER
+@pytest.mark.parametrize("key", ["", "a\nb", "x" * 256, "é"])
+async def test_no_work_begins_under_a_key_that_is_none(rows: Rows, settings: Settings, act: Act, key: str) -> None:
+    async with make_pool(settings, "tests", 1) as pool:
+        with pytest.raises(Invalid) as refused:
+            await act(pool, key, must_not_begin)
+    assert refused.value.code == "idempotency_key_malformed"
+    assert await kept(rows) == {}
+
+
+@EITHER
+async def test_a_first_answer_is_new_and_a_repeated_one_as_old_as_it_is(
+    rows: Rows, settings: Settings, act: Act
+) -> None:
+    async with make_pool(settings, "tests", 1) as pool:
+        assert (await act(pool, "key", done)).age == timedelta(0)
+        await rows.connection.execute("UPDATE idempotency SET expires_at = expires_at - interval '100 seconds'")
+        again = await act(pool, "key", must_not_begin)
+    assert timedelta(seconds=100) <= again.age < timedelta(hours=1)
