@@ -27,6 +27,7 @@ from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.leases.starts import Starts
+from tests import factories
 from tests.factories import Rows
 from tests.support.lock_waits import until_waiting
 
@@ -174,6 +175,21 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
         holds, confirmed = False, True
         assert await asyncio.wait_for(asked, SECONDS) is not None
     finally:
+        await batcher.close()
+
+
+async def test_the_hint_of_a_task_that_runs_here_for_certain_is_acknowledged_without_a_word_to_the_database(
+    settings: Settings,
+) -> None:
+    heartbeat: Any = SimpleNamespace(holds=lambda _task: True, ownership_confirmed=lambda _task: True)
+    batcher = ClaimBatcher(settings, factories.terms(), heartbeat, at_most=8)  # not started: it could ask nothing
+    asked = asyncio.create_task(batcher.claim(new_id()))
+    try:
+        await asyncio.sleep(0)
+        assert asked.done()
+        assert asked.result() is None
+    finally:
+        asked.cancel()
         await batcher.close()
 
 

@@ -28,7 +28,7 @@ from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, concurrency, jobs, settlements
-from leasehold.transitions.settlements import Completion, Suspending
+from leasehold.transitions.settlements import Completion, Snoozing, Suspending
 from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
 from leasehold.worker import metrics
@@ -696,6 +696,27 @@ async def test_the_ends_of_jobs_are_all_told_without_a_pause(
     for pause, left in ((0.0, 1), (None, 0)):
         assert await turn_of(duties, "webhooks") == pause
         assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE notify") == left
+
+
+async def test_a_worker_wakes_what_others_without_the_code_have_put_off_and_nothing_that_it_lacks_itself(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    """A worker whose handlers are not recorded, too: its duty goes on, and wakes nothing."""
+    store, templates = ObjectStore.from_settings(settings), Templates(of_runs())
+    put_off = [(await rows.leased()).lease for _ in range(2)]
+    missing = ("one.only", "one.other")
+    await settlements.snooze(
+        rows.connection,
+        [Snoozing(lease, 600.0, missing_handler=name) for lease, name in zip(put_off, missing, strict=True)],
+    )
+    for handlers, woken in ((None, []), (["one.only"], [put_off[0].task_id])):
+        delivered: list[Hint] = []
+        registration = Registration(new_id(), ["default"], handlers=handlers)
+        duties = Duties(settings, registration, pool, store, announcer, templates, None, (), delivered.extend)
+        await turn_of(duties, "unknown_tasks")
+        assert [hint.task_id for hint in delivered] == woken
+    due = await rows.connection.fetch("SELECT id FROM task WHERE available_at <= clock_timestamp()")
+    assert [row["id"] for row in due] == [put_off[0].task_id]
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:
