@@ -24,12 +24,12 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together, and at _MAX_LETTERS dead
-#: letters (steps that failed for good).
+#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together (but at least 20 tasks of
+#: each queue are counted), and at _MAX_LETTERS dead letters (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: Counting stops at _MAX_UNSETTLED orders whose outcome only a person can decide, and at _MAX_UNSETTLED due steps that
-#: no external worker claims. An order is the request of a step to a provider. The search for such orders reads the
-#: _MAX_SEARCHED newest failed jobs of each error code.
+#: An order is the request of a step to a provider. Orders whose outcome only a person can decide are searched in the
+#: _MAX_SEARCHED newest failed jobs of each error code, and counted up to _MAX_UNSETTLED. Steps that no external worker
+#: works on are counted up to _MAX_UNSETTLED, too.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.
@@ -39,7 +39,7 @@ _MAX_EXPLAINED = 5
 #: A wait that is longer than this is a finding.
 _LONG_WAIT = timedelta(minutes=1)
 #: A snapshot that a transaction holds for longer than this is a finding, because VACUUM cannot remove rows that died
-#: since then. The alert `LeaseholdSnapshotHeld` has the same limit.
+#: since then. The alert `LeaseholdSnapshotHeld` has the same limit, and waits for five minutes more.
 _LONG_SNAPSHOT = timedelta(minutes=1)
 #: These reasons are not findings: the job waits on purpose, or it runs.
 _HARMLESS_REASONS = frozenset(
@@ -107,7 +107,7 @@ async def _findings_about_parts(request: Request, caller: Caller) -> list[Findin
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # If a part has several results, the first counts: in reversed order it comes last and overwrites the others.
+    # A part may have several results: the first counts. A dict keeps the last value of a key, so the order is reversed.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -157,8 +157,8 @@ def _tasks_that_wait(n: int, *, has_more: bool) -> str:
 
 
 def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
-    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. If the installation
-    has no worker, `_findings_about_fleet` adds one finding for all queues, and this function adds none for the queue.
+    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. Without a worker,
+    `_findings_about_fleet` has one finding for all queues, and this function adds only that the queue is paused.
     """
     queue, runnable_tasks = row["queue"], row["runnable"]
     link = ("/queues", "Queues")

@@ -75,8 +75,8 @@ async def delete(
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted. Exception: if this process lacks the job's code and a
-    # worker may have it, `dispatch` leaves the deliveries and the row to that worker.
+    # from the job's row, so write them before the job is deleted. Exception: if only a worker may have the job's code,
+    # `dispatch` writes nothing. The job is hidden now, but its row stays until that worker has written the deliveries.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended, or its row has gone
@@ -86,8 +86,8 @@ async def delete(
         effects.states |= cancel_effects.states
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
-        # From now on, retention deletes the job as soon as the job has ended. If the job has ended meanwhile, by the
-        # cancel or by itself, delete it now.
+        # `expire_early` makes retention delete the job as soon as it ends. If the job has ended already, by the cancel
+        # or by itself, it is deleted here.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)

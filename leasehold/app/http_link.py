@@ -92,7 +92,7 @@ class HttpLink:
 
     async def outcome(self, run_id: UUID) -> Outcome:
         """The state of the run, with its result. Raises NotFound, and ObjectMissing if the result was stored as an
-        output and the output is gone.
+        output and the run has no such output any more.
         """
         run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
@@ -220,8 +220,8 @@ async def _with_platform_errors(request: Awaitable[T]) -> T:
         return await request
     except ApiError as error:
         if error.status == _TOO_MANY:
-            # `policy` and `at_most` are the name and the number of the limit. ApiError does not have them, so these
-            # values are made up: only an HTTP answer would show them.
+            # TooMany needs the limit's name (`policy`) and number (`at_most`). ApiError has neither, so these two are
+            # placeholders: only the API's answers show them, and this error is raised in the client.
             raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
         raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
     except Unavailable as error:

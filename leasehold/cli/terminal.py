@@ -1,7 +1,7 @@
-"""Prints lines, tables and JSON for all commands. It makes texts harmless that users and handlers wrote: messages of
-errors, log lines, tags and names.
+"""Prints lines, tables and JSON for commands. Texts that users and handlers wrote (messages of errors, log lines, tags
+and names) are made harmless first.
 
-Such a text is printed as `Text`, in which Rich reads no markup. Its control characters are not sent to the terminal:
+In lines and tables such a text is printed as `Text`, in which Rich reads no markup, and without its control characters:
 with them a job's log could write to the operator's clipboard, or hide lines.
 """
 
@@ -23,8 +23,8 @@ console = Console()
 #: All control characters except tab and line feed; marks that change the direction of text, and so the order of its
 #: characters; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width that each column of a table needs with its border, except the first. The first column may use the rest of
-#: the terminal's width, or half of the terminal's width if that is more.
+#: The width that is left for each column of a table after the first, with its border. The first column gets the rest of
+#: the terminal's width, and at least half of it.
 _OTHER_COLUMN_WIDTH = 10
 
 
@@ -66,8 +66,11 @@ def _cell_text(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print the value as JSON, with times in UTC."""
-    typer.echo(orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode())
+    """Print the value as JSON, with times in UTC. Control characters that JSON allows in texts are escaped, too: the
+    terminal must not obey them.
+    """
+    text = orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode()
+    typer.echo(_CONTROL.sub(lambda character: f"\\u{ord(character[0]):04x}", text))
 
 
 def print_answer(answer: Mapping[str, Any], sentence: str, as_json: bool) -> None:

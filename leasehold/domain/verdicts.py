@@ -1,4 +1,7 @@
-"""The verdicts that a handler may return: Done, Snooze, FanOut. To report a failure, it raises errors.StepError."""
+"""The verdicts that a handler may return: Done, Snooze, FanOut. To report a failure, it raises errors.StepError.
+
+A handler of the platform may also return LeftToOthers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """The step is not finished: the worker releases the lease, and the step runs again at `until`.
+    """The step is not finished: the worker gives the lease back, and the step runs again at `until`.
 
     `until`: an instant, or a delay from now. `note`: small JSON for the next attempt (`attempt.note()`).
     """
@@ -44,8 +47,9 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class LeftToOthers(Snooze):
-    """A snooze of one of the platform's own steps: this worker lacks the code `handler` (`pipeline.step`) that the step
-    needs to go on. A worker that has this code makes the step due before `until`.
+    """A snooze of a step of the platform that needs a handler which this worker does not have. `handler`: its name,
+    `pipeline.step`. A worker with this handler makes the step due at once. Without such a worker the step runs again at
+    `until`.
     """
 
     handler: str = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""A client of RabbitMQ's management API. With it, each test makes its own virtual host within milliseconds."""
+"""A client of RabbitMQ's management API, for the embedded RabbitMQ and for tests."""
 
 from __future__ import annotations
 

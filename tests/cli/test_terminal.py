@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from leasehold.cli import running
 from leasehold.cli.main import app
 from leasehold.cli.running import WRONG_USE, run_or_exit
-from leasehold.cli.terminal import harmless, print_table
+from leasehold.cli.terminal import harmless, print_json, print_table
 from leasehold.client import AsyncClient, Client, ClientError
 
 #: Markup that rich refuses, markup that it would drop, and a sequence that writes to the clipboard of the terminal.
@@ -134,6 +134,16 @@ def test_an_id_is_on_one_line_however_many_columns_there_are(narrow: io.StringIO
 @pytest.mark.parametrize("character", ["\u061c", "\u200f", "\u2028", "\u202e", "\u2066", "\u2069", "\ud800"])
 def test_marks_that_reorder_text_are_shown(character: str) -> None:
     assert harmless(f"a{character}b") == f"a\\u{ord(character):04x}b"
+
+
+def test_json_does_nothing_to_the_terminal_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON may have DEL, the control characters from U+0080 on, and marks that reorder text, as they are."""
+    name = "a\x1b[2J\x7f\x9b2J\u202eb\n\tä"
+    print_json([{"name": name}])
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == [{"name": name}]
+    assert harmless(printed) == printed
+    assert "ä" in printed
 
 
 def test_an_object_with_a_code_of_its_own_is_shown_whole(narrow: io.StringIO) -> None:

@@ -1,6 +1,6 @@
-"""Carries out the polls (queries for due tasks) of one slot pool. Most polls read only the poll window: the tasks that
-became due since about the last poll (runtime/poll_window.py). Now and then a poll reads all due tasks. A poll counts
-the running tasks of all tenants only when a new count is due. The claimer calls `Polls.claim`.
+"""Carries out the polls (queries for due tasks) of one set of queues. Most polls read only the poll window: the tasks
+that became due since about the last poll (runtime/poll_window.py). Now and then a poll reads all due tasks. A poll
+counts the running tasks of all tenants only when a new count is due. The claimer calls `Polls.claim`.
 """
 
 from __future__ import annotations

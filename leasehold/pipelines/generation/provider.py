@@ -91,8 +91,8 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """The provider will never fulfil the order: the order or the credential is bad, the provider refuses the content,
-    or the generation failed. So the request has bought nothing, or what it bought has failed.
+    """The provider refuses the request for good: the order or the credential is bad, it refuses the content, or the
+    generation failed. A submit that was rejected has bought nothing.
     """
 
 
