@@ -47,6 +47,7 @@ _STEP_ERRORS = {
 #: The errors of a step's outbound requests, and of what a workflow awaits -> whether another try may succeed.
 _STEP_ERRORS |= {
     "Rejected": False,
+    "NoAccess": False,
     "UnusableFile": False,
     "EgressRefused": False,
     "OutcomeUnknown": False,

@@ -15,6 +15,7 @@ from leasehold.pipelines.generation.pipeline import GenerationParams
 from leasehold.pipelines.generation.provider import (
     Accepted,
     Finished,
+    NoAccess,
     Order,
     OutcomeUnknown,
     ProviderError,
@@ -98,7 +99,7 @@ async def test_a_failed_task_of_ark_has_failed_in_whatever_form_it_says_why(erro
     [
         (Reply(429, {"detail": "slow down"}), TryLater, "provider_busy"),
         (Reply(500, {"detail": "oops"}), OutcomeUnknown, "provider_error"),
-        (Reply(401, {"detail": "no"}), Rejected, "provider_unauthorized"),
+        (Reply(401, {"detail": "no"}), NoAccess, "provider_unauthorized"),
         (Reply(422, {"detail": "no"}), Rejected, "provider_failed"),
         (Reply(422, ["odd"]), Rejected, "provider_failed"),
         (Reply(said=["odd"]), OutcomeUnknown, "provider_bad_answer"),
@@ -114,7 +115,7 @@ async def test_a_result_of_fal_that_cannot_be_read_now_is_no_failure_of_its_mode
     async with HttpServer(answer) as server, open_providers(settings(server.url)) as providers:
         with pytest.raises(error) as caught:
             await providers["fal"].poll("r-1", ORDER, CREDENTIALS["fal"])
-    assert caught.value.code == code
+    assert (type(caught.value), caught.value.code) == (error, code)
 
 
 async def test_a_picture_that_ark_refused_is_no_file_beside_the_others() -> None:
@@ -179,9 +180,9 @@ def test_a_provider_may_lengthen_the_pause_and_not_shorten_it(after: float | Non
     ("status", "error", "code"),
     [
         (400, Rejected, "provider_refused"),
-        (401, Rejected, "provider_unauthorized"),
-        (402, Rejected, "provider_payment_required"),
-        (403, Rejected, "provider_unauthorized"),
+        (401, NoAccess, "provider_unauthorized"),
+        (402, NoAccess, "provider_payment_required"),
+        (403, NoAccess, "provider_unauthorized"),
         (404, Rejected, "provider_refused"),
         (422, Rejected, "provider_refused"),
         (408, OutcomeUnknown, "provider_error"),
@@ -196,4 +197,4 @@ async def test_a_status_means_the_same_of_every_provider(
     async with HttpServer(saying(Reply(status, {}))) as server, open_providers(settings(server.url)) as providers:
         with pytest.raises(error) as caught:
             await providers[name].submit(ORDER, CREDENTIALS[name])
-    assert caught.value.code == code
+    assert (type(caught.value), caught.value.code) == (error, code)

@@ -17,6 +17,7 @@ from leasehold.pipelines.generation.provider import (
     Accepted,
     Finished,
     Kind,
+    NoAccess,
     Order,
     OutcomeUnknown,
     ProviderError,
@@ -217,7 +218,8 @@ async def test_a_cancel_with_a_revoked_key_is_no_answer_about_the_order(
     [
         *((status, True) for status in (200, 204)),
         *((status, False) for status in (400, 404, 405, 409, 410, 422)),
-        *((status, Rejected) for status in (302, 401, 402, 403, 418)),
+        *((status, Rejected) for status in (302, 418)),
+        *((status, NoAccess) for status in (401, 402, 403)),
         *((status, OutcomeUnknown) for status in (408, 500, 502)),
         (429, TryLater),
     ],
@@ -229,8 +231,9 @@ def test_only_an_answer_about_the_order_says_whether_a_cancel_stopped_it(
     if isinstance(outcome, bool):
         assert answer.stopped() is outcome
     else:
-        with pytest.raises(outcome):
+        with pytest.raises(outcome) as raised:
             answer.stopped()
+        assert type(raised.value) is outcome
 
 
 @pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])

@@ -93,12 +93,15 @@ async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_o
 
 
 @pytest.mark.parametrize(
-    ("prompt", "code", "fail_code"),
-    [("#refused", "content_refused", "50411"), ("#fail=50511", "output_refused", "50511")],
+    ("prompt", "code", "fail_code", "own_code"),
+    [
+        ("#refused", "content_refused", "50411", "credential_unreadable"),
+        ("#fail=50511", "output_refused", "50511", "deadline_exceeded"),
+    ],
     ids=["submit", "poll"],
 )
 async def test_a_failure_of_our_own_does_not_show_the_providers_code_of_the_failure_before(
-    operator: httpx2.AsyncClient, worker: Worker, rows: Rows, prompt: str, code: str, fail_code: str
+    operator: httpx2.AsyncClient, worker: Worker, rows: Rows, prompt: str, code: str, fail_code: str, own_code: str
 ) -> None:
     async def error() -> dict[str, Any]:
         answer = await operator.get("/v1/images/query", params={"task_id": "order-1"})
@@ -111,7 +114,12 @@ async def test_a_failure_of_our_own_does_not_show_the_providers_code_of_the_fail
     assert await ended(operator, job_id) == ("failed", code)
     assert (await error())["fail_code"] == fail_code
     await rows.connection.execute('UPDATE job SET params = params || \'{"credential": "of a lost key"}\'')
-    assert await retried(operator, job_id) == ("failed", "credential_unreadable")
+    assert (await operator.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    if own_code == "deadline_exceeded":  # the retry has moved the deadline
+        late = "UPDATE job SET params = params || jsonb_build_object('deadline_at', clock_timestamp())"
+        await rows.connection.execute(late)
+        await rows.connection.execute("UPDATE task SET available_at = now() WHERE status = 'waiting'")
+    assert await ended(operator, job_id) == ("failed", own_code)
     assert (await error())["fail_code"] is None
 
 

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from leasehold.pipelines.generation.provider import OutcomeUnknown, Provider, Rejected, TryLater
+from leasehold.pipelines.generation.provider import NoAccess, OutcomeUnknown, Provider, Rejected, TryLater
 from leasehold.pipelines.generation.wrapped import Wrapped
 from leasehold.telemetry.meters import Bounded, counter, histogram
 
 REQUESTS = counter(
     "generation_provider_requests_total",
-    "Requests to providers. ok; rejected: for good; later: the provider is busy or down; unknown: no readable answer "
-    "came; cancelled: the worker stopped waiting; error: a bug in Leasehold",
+    "Requests to providers. ok; rejected: for good; no_access: the credential, the account or the settings forbid the "
+    "request; later: the provider is busy or down; unknown: no readable answer came; cancelled: the worker stopped "
+    "waiting; error: a bug in Leasehold",
     ["provider", "operation", "outcome"],
 )
 SECONDS = histogram(
@@ -25,7 +26,13 @@ SECONDS = histogram(
     ["provider"],
 )
 
-_OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown", CancelledError: "cancelled"}
+_OUTCOMES = {
+    Rejected: "rejected",
+    NoAccess: "no_access",
+    TryLater: "later",
+    OutcomeUnknown: "unknown",
+    CancelledError: "cancelled",
+}
 _bounded_names = Bounded()  # of providers; names beyond the bound share one time series
 
 

@@ -96,6 +96,13 @@ class Rejected(ProviderError):
     """
 
 
+class NoAccess(Rejected):
+    """This installation has no access to the provider: the credential is missing or refused, the account cannot pay, or
+    the settings forbid the request. An operator can mend that. The error says nothing about an order that the provider
+    has accepted: the order may be finished, and it is paid for.
+    """
+
+
 class TryLater(ProviderError):
     """The provider is busy, over a limit, or was down before the request went out. This request has bought nothing.
 
@@ -128,11 +135,11 @@ class Provider(Protocol):
         """Send the order. Raises Rejected, TryLater or OutcomeUnknown."""
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), TryLater, or
-        OutcomeUnknown (poll again).
+        """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), or NoAccess,
+        TryLater or OutcomeUnknown (poll again).
         """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
         """Ask the provider to stop the order. True: the order is stopped. False: the provider cannot stop it. Raises
-        TryLater, OutcomeUnknown, or Rejected (for example for a bad credential).
+        NoAccess, TryLater or OutcomeUnknown (ask again), or Rejected.
         """

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.domain.errors import LeaseholdError, Permanent
+from leasehold.domain.errors import LeaseholdError
 from leasehold.pipelines.generation.callbacks import callback_url
 from leasehold.pipelines.generation.metrics import measured
 from leasehold.pipelines.generation.pipeline import GenerationParams
-from leasehold.pipelines.generation.provider import Order, Provider, Rejected, SourceImage
+from leasehold.pipelines.generation.provider import NoAccess, Order, Provider, SourceImage
 from leasehold.pipelines.generation.providers import Providers, open_providers
 from leasehold.security.egress import Egress
 from leasehold.security.sealing import Sealing
@@ -31,27 +31,24 @@ class ProviderContext:
     sealing: Sealing
 
     def provider(self, params: GenerationParams) -> Provider:
-        """The provider of the order. Raises Permanent `unknown_provider` if the installation no longer has it."""
-        try:
-            return measured(self.providers[params.provider])
-        except Rejected as error:
-            raise Permanent(error.code, error.message) from None
+        """The provider of the order. Raises NoAccess `unknown_provider` if the installation no longer has it."""
+        return measured(self.providers[params.provider])
 
     def credential(self, params: GenerationParams) -> str:
         """The client's credential. If the client sent none: the installation's own.
 
-        Raises Permanent `credential_unreadable` or `credential_missing`.
+        Raises NoAccess `credential_unreadable` or `credential_missing`.
         """
         if params.credential is not None:
             try:
                 return self.sealing.open(params.credential.encode()).decode()
             except LeaseholdError:
-                raise Permanent(
+                raise NoAccess(
                     "credential_unreadable", "The credential was sealed with a key that is no longer configured."
                 ) from None
         own_credential = self.providers.catalogue.credential(params.provider)
         if own_credential is None:
-            raise Permanent("credential_missing", f"There is no credential for {params.provider}.")
+            raise NoAccess("credential_missing", f"There is no credential for {params.provider}.")
         return own_credential.get_secret_value()
 
     def callback(self, job_id: UUID) -> str | None:

@@ -19,9 +19,9 @@ from leasehold.pipelines.generation.operations import withdraw
 from leasehold.pipelines.generation.pipeline import STORE_TIME, GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
     Finished,
+    NoAccess,
     Order,
     OutcomeUnknown,
-    Provider,
     ProviderError,
     Rejected,
     TryLater,
@@ -52,7 +52,10 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
-    provider, credential = provider_context.provider(params), provider_context.credential(params)
+    try:
+        provider, credential = provider_context.provider(params), provider_context.credential(params)
+    except NoAccess as error:
+        raise Permanent(error.code, error.message) from None
     # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
@@ -98,25 +101,24 @@ async def poll(attempt: Attempt) -> Done | Snooze:
             return Done(value=purchase | {"submitted_at": purchase["at"]})
         first_note = {"ref": purchase["ref"], "submitted_at": purchase["at"], "misses": 0}
         return Snooze(_with_jitter(params.poll_seconds), first_note)
-    provider, credential = provider_context.provider(params), provider_context.credential(params)
     seconds_left = await _seconds_left(attempt)
     try:
+        provider, credential = provider_context.provider(params), provider_context.credential(params)
         answer = await provider.poll(note["ref"], order_of(params, attempt.job_id, seconds_left), credential)
-    except Rejected as error:
-        raise await _recorded_rejection(attempt, error, note) from None
-    except (TryLater, OutcomeUnknown) as error:
+    except (NoAccess, TryLater, OutcomeUnknown) as error:
         if seconds_left <= 0:
-            late_note = note | {"last_error": error.message}
-            raise await _cancelled_late_order(attempt, provider, late_note, credential) from None
+            raise await _cancelled_late_order(attempt, note | {"last_error": error.message}) from None
         misses = note["misses"] + 1
         return Snooze(
             _retry_delay(params, error, misses, seconds_left), note | {"misses": misses, "last_error": error.message}
         )
+    except Rejected as error:
+        raise await _recorded_rejection(attempt, error, note) from None
     if isinstance(answer, Finished):
         await _give_time_to_store(attempt)
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
     if seconds_left <= 0:
-        raise await _cancelled_late_order(attempt, provider, note, credential)
+        raise await _cancelled_late_order(attempt, note)
     delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_RETRY_AFTER_SECONDS))
     return Snooze(
         _before_deadline(_with_jitter(delay), seconds_left), note | {"misses": 0, "state": answer.state[:100]}
@@ -207,18 +209,18 @@ def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order
     return order_of(attempt.params, attempt.job_id, seconds_left)
 
 
-async def _cancelled_late_order(
-    attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str
-) -> Permanent:
-    """Ask the provider to stop, because the deadline has passed. If the provider is busy or does not answer, this
-    function writes a withdrawal, a job that asks again. Returns the error to raise.
+async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Permanent:
+    """Ask the provider to stop, because the deadline has passed. If the provider cannot be asked now, or does not
+    answer, this function writes a withdrawal, a job that asks again. Returns the error to raise.
     """
+    params, provider_context = _params_and_context(attempt)
     try:
-        await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
+        provider, credential = provider_context.provider(params), provider_context.credential(params)
+        await provider.cancel(note["ref"], order_of(params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
-        if not isinstance(error, Rejected):
-            settings = attempt.opened.settings
+        if isinstance(error, NoAccess) or not isinstance(error, Rejected):
+            settings = provider_context.settings
             async with attempt.connection() as connection, connection.transaction():
                 await connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", attempt.job_id)
                 await withdraw(connection, settings, attempt.job_id, attempt.tenant_id)  # the relay publishes its hint
@@ -249,9 +251,7 @@ async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
     return note
 
 
-def _retry_delay(
-    params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int, seconds_left: float
-) -> timedelta:
+def _retry_delay(params: GenerationParams, error: ProviderError, misses: int, seconds_left: float) -> timedelta:
     """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without
     Retry-After the pause starts at the poll interval, and doubles with each of the `misses`, the requests that failed
     in a row.

@@ -17,7 +17,7 @@ from leasehold.domain.states import JOB_TERMINAL
 from leasehold.domain.verdicts import Snooze
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.pipeline import GenerationParams, Withdrawal, withdrawal
-from leasehold.pipelines.generation.provider import OutcomeUnknown, Rejected, TryLater
+from leasehold.pipelines.generation.provider import NoAccess, OutcomeUnknown, Rejected, TryLater
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 
 #: The pause between two checks, while a submit that was running at the cancel may still finish.
@@ -44,15 +44,15 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     if ref is None:
         return {"stopped": False, "because": "no order at the provider is known"}
     order_params = GenerationParams.model_validate(generation.params)
-    provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
     try:
+        provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
         # `cancel` takes the order's description, which must have a deadline: give it the shortest, one second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
+    except (NoAccess, OutcomeUnknown) as error:  # the order goes on, and costs money
+        raise Retryable(error.message, code=error.code) from None
     except Rejected as error:
         raise Permanent(error.code, error.message) from None
     except TryLater as error:
         delay = delay_after_answer(error.after, attempt.errors + 1, withdrawal.by_name["withdraw"].retry_ladder)
         raise Retryable(error.message, code=error.code, after=delay) from None
-    except OutcomeUnknown as error:
-        raise Retryable(error.message, code=error.code) from None
     return {"stopped": stopped, "because": "the provider was asked to" if stopped else "the provider cannot stop it"}

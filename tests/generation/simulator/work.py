@@ -28,10 +28,11 @@ class Script:
     busy=N, poor=N, down=N: the first N submissions answer 429, 402 or 500 without having bought anything. lost,
     garbled: it is bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is
     answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
-    not. ill=N: the first N polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails.
-    broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again after S seconds.
-    files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's, with onlylast).
-    news=S: made after S seconds, however often it is polled, and whoever gave an address to call is called then.
+    not. ill=N, locked=N: the first N polls answer 500 or 401. odd: polls answer a status that nobody has heard of.
+    fail=CODE: it fails. broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again
+    after S seconds. files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's,
+    with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave an address to call is
+    called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -132,6 +133,8 @@ class Studio:
         self._note(bought)
         if bought.polls <= bought.script.number("ill"):
             return Reply(500, body=b"Internal Server Error")
+        if bought.polls <= bought.script.number("locked"):
+            return Reply(401, {"detail": "this key is locked"})
         return None
 
     def will_tell(self, bought: Bought, url: str | None, say: Callable[[], Any]) -> None:

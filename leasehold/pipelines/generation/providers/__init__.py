@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from leasehold.domain.errors import DeclarationError
-from leasehold.pipelines.generation.provider import Provider, Rejected
+from leasehold.pipelines.generation.provider import NoAccess, Provider
 from leasehold.pipelines.generation.providers.ark import Ark
 from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
 from leasehold.pipelines.generation.providers.fal import Fal
@@ -82,11 +82,11 @@ class Providers:
         self._opened = opened
 
     def __getitem__(self, name: str) -> Provider:
-        """Raises Rejected `unknown_provider`."""
+        """Raises NoAccess `unknown_provider`."""
         try:
             return self._opened[name]
         except KeyError:
-            raise Rejected("unknown_provider", f"This installation has no provider {name!r}.") from None
+            raise NoAccess("unknown_provider", f"This installation has no provider {name!r}.") from None
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from httpx2 import URL
 from leasehold.pipelines.generation.provider import (
     Accepted,
     Finished,
+    NoAccess,
     Order,
     OutcomeUnknown,
     Rejected,
@@ -90,7 +91,7 @@ class Jimeng:
     ) -> ProviderAnswer:
         access_key, _, secret_key = credential.partition(":")
         if not access_key or not secret_key:
-            raise Rejected("credential_malformed", "Jimeng's credential is `access key:secret key`.")
+            raise NoAccess("credential_malformed", "Jimeng's credential is `access key:secret key`.")
         content = orjson.dumps(body)
         query = {"Action": action, "Version": _VERSION}
         headers = signed_headers(

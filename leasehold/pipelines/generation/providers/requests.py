@@ -14,7 +14,7 @@ import orjson
 from leasehold.domain.json_pointer import value_at
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.storable import storable_text
-from leasehold.pipelines.generation.provider import OutcomeUnknown, ProviderError, Rejected, TryLater
+from leasehold.pipelines.generation.provider import NoAccess, OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
@@ -22,8 +22,8 @@ _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
-#: An HTTP status -> the code of Rejected; for any other refusal it is `provider_refused`.
-_REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
+#: An HTTP status -> the code of NoAccess.
+_NO_ACCESS = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 #: A provider answers a cancel with one of these statuses if the order has ended, is no longer known, or cannot be
 #: cancelled.
@@ -62,7 +62,9 @@ class ProviderAnswer:
             return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
         if self.is_success or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
             return OutcomeUnknown("provider_error", text, fail_code=fail_code)
-        return Rejected(_REJECTED.get(self.status, "provider_refused"), text, fail_code=fail_code)
+        if self.status in _NO_ACCESS:
+            return NoAccess(_NO_ACCESS[self.status], text, fail_code=fail_code)
+        return Rejected("provider_refused", text, fail_code=fail_code)
 
 
 class RequestSender:
@@ -94,7 +96,7 @@ class RequestSender:
         """Send the request. `buys`: the request may cost money.
 
         Raises TryLater if the request certainly did not arrive, and OutcomeUnknown if it may have arrived. Raises
-        Rejected if the rules for outgoing requests forbid the address (EgressRefused).
+        NoAccess if the rules for outgoing requests forbid it (EgressRefused).
         """
         request_headers = {"accept": "application/json", "user-agent": "leasehold", **headers}
         if body:
@@ -107,7 +109,7 @@ class RequestSender:
         except EgressRefused as error:
             if error.code == "host_unknown":  # DNS may work again later
                 raise TryLater("provider_unreachable", str(error)) from None
-            raise Rejected(error.code, str(error)) from None
+            raise NoAccess(error.code, str(error)) from None
         except AnswerTooLarge as error:
             raise OutcomeUnknown("provider_bad_answer", str(error)) from None
         except EgressFailed as error:
