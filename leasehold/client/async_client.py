@@ -14,7 +14,7 @@ import httpx2
 
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
-from leasehold.client.errors import ApiError
+from leasehold.client.errors import ApiError, Unavailable
 from leasehold.client.following import Following
 from leasehold.client.requests import (
     DIRECT,
@@ -118,11 +118,21 @@ class AsyncClient:
     signal = _sends(calls.signal)
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
+        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer.
+        The error comes up to 10 seconds later if the API keeps a connection open without an answer.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            seconds = _WAIT_SECONDS if deadline is None else min(_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
-            run = await self.get_run(run_id, wait=seconds)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            seconds = _WAIT_SECONDS if left is None else min(_WAIT_SECONDS, left)
+            try:
+                run = await self._send(calls.get_run(run_id, wait=seconds), None, left)
+            except Unavailable as error:
+                if left is None or left >= self._timeout:
+                    raise
+                raise TimeoutError(
+                    f"it is unknown whether run {run_id} has ended after {timeout} s: {error}"
+                ) from error
             if run.ended:
                 return run
             if deadline is not None and time.monotonic() >= deadline:
@@ -225,9 +235,10 @@ class AsyncClient:
         """
         return await self._send(call, None)
 
-    async def _send(self, call: Call[T], form: MakeForm | None) -> T:
+    async def _send(self, call: Call[T], form: MakeForm | None, within: float | None = None) -> T:
+        """As `send`. `within`: seconds, if the caller waits for less than the client's `timeout`."""
         call = call.with_key()
-        tries = self._tries(call)
+        tries = self._tries(call, within)
         while True:
             try:
                 outcome = await self._try(call, form, tries)
@@ -249,15 +260,21 @@ class AsyncClient:
         except ApiError:  # for example, the API key may change the job but not read it
             raise refusal from None
 
-    def _tries(self, call: Call[Any]) -> Tries:
-        return Tries(call, str(self._http.base_url), self._timeout)
+    def _tries(self, call: Call[Any], within: float | None = None) -> Tries:
+        return Tries(call, str(self._http.base_url), self._timeout, within=within)
 
     async def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
         """Send the request once. Returns its answer, or the seconds until the next try."""
         with ExitStack() as stack:
             form_options = {} if form is None else form(stack)
             try:
-                answer = await self._http.request(call.method, call.path, **options_of(call), **form_options)
+                answer = await self._http.request(
+                    call.method,
+                    call.path,
+                    timeout=tries.request_seconds(_REQUEST_SECONDS),
+                    **options_of(call),
+                    **form_options,
+                )
             except httpx2.TransportError as error:
                 return tries.after_error(error)
         pause = tries.after_answer(answer)

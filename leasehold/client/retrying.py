@@ -24,6 +24,8 @@ _WRONG_CELL = 421
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
+#: How long an answer may take after the time for which the API holds the request.
+_ANSWER_SECONDS = 10.0
 #: After so many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit, many
 #: tries would end in an error: 2.0 ** 1024 is too large for a float.
 _MAX_DOUBLINGS = 10
@@ -32,21 +34,35 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call, all within `seconds`. `url`: the server, for error messages. `unexplained`: the message of
-    a refusal without a reason.
+    """The tries of one call, all within `seconds`. `within`: the seconds for which the caller waits, if that is
+    shorter. `url`: the server, for error messages. `unexplained`: the message of a refusal without a reason.
     """
 
     def __init__(
-        self, call: Call[Any], url: str, seconds: float, *, unexplained: str = "The API gave no reason."
+        self,
+        call: Call[Any],
+        url: str,
+        seconds: float,
+        *,
+        within: float | None = None,
+        unexplained: str = "The API gave no reason.",
     ) -> None:
+        seconds = seconds if within is None else min(seconds, within)
         self._call = call
         self._url = url
         self._unexplained = unexplained
         self._seconds = seconds
+        self._is_waited_for = within is not None
         self._deadline = monotonic() + seconds
         self._failures = 0
         self._has_changed_cell = False
         self._may_be_done = False  # whether the API may have done an earlier try
+
+    def request_seconds(self, at_most: float) -> float:
+        """How long the next try may take. Of a caller who waits: not much longer than he does."""
+        if not self._is_waited_for:
+            return at_most
+        return min(at_most, max(0.0, self._deadline - monotonic()) + _ANSWER_SECONDS)
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""

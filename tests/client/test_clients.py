@@ -202,6 +202,23 @@ async def test_an_answer_from_elsewhere_than_the_api_is_no_success_and_its_addre
 # --- runs and jobs
 
 
+@pytest.mark.parametrize("failure", ["lose", "break", "503", "silent"])
+async def test_who_waits_for_a_run_hears_in_time_that_the_api_does_not_answer(
+    api: Either, front: Front, outside: str, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """A client's own timeout may be much longer than the time for which the caller can wait."""
+    monkeypatch.setattr("leasehold.client.retrying._ANSWER_SECONDS", 0.5)
+    made = await api.do("submit", outside)
+    api.made._timeout = 3600.0
+    front.failures = [failure] * 10_000
+    for timeout in (0.0, 0.5):
+        with pytest.raises(TimeoutError, match="unknown whether"):
+            await api.do("wait", made.id, timeout=timeout)
+    api.made._timeout = 1.0
+    with pytest.raises(Unavailable):
+        await api.do("wait", made.id, timeout=SECONDS)
+
+
 async def test_a_run_is_waited_for_and_its_result_returned(
     api: Either, outside: str, maker: Maker, rows: Connection
 ) -> None:

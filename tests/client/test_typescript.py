@@ -335,6 +335,32 @@ process.exit();
 """
 
 
+#: Waits for a job with a client that would try for an hour. The API's answers are lost, or do not come.
+WAITS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+setInterval(() => {{}}, 1000); // as a socket would
+const limit = AbortSignal.timeout;
+AbortSignal.timeout = (milliseconds) => limit.call(AbortSignal, milliseconds / 10); // for a test that waits a tenth
+const lost = async () => {{
+  throw new TypeError("fetch failed");
+}};
+const silent = (_, {{ signal }}) =>
+  new Promise((_resolve, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+for (const fetch of [lost, silent]) {{
+  const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: 3600, fetch }});
+  for (const timeout of [0, 0.5]) console.log(await leasehold.wait("j", {{ timeout }}).catch((error) => error.name));
+}}
+process.exit();
+"""
+
+
+@needs_node
+async def test_who_waits_for_a_job_hears_in_time_that_the_api_does_not_answer() -> None:
+    async with asyncio.timeout(60):
+        out = await evaluated(WAITS)
+    assert out.decode().split() == ["Unavailable"] * 4
+
+
 @needs_node
 async def test_an_abort_ends_a_request_and_each_try_ends_by_itself() -> None:
     """After an abort with a reason of one's own, or by `AbortSignal.timeout`, the client tried until its timeout."""

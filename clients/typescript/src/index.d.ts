@@ -150,7 +150,8 @@ export class Leasehold {
      */
     delete(id: string): Promise<JobAfterAction | null>;
     /**
-     * The job once it has ended. Rejects with Unavailable after `timeout` seconds.
+     * The job once it has ended. Rejects with Unavailable after `timeout` seconds, also while the API does not answer. The
+     * error comes up to 10 seconds later if the API keeps a connection open without an answer.
      * @param {string} id
      * @param {{ timeout?: number }} [options]
      * @returns {Promise<Job>}
@@ -204,7 +205,8 @@ export class Leasehold {
     }): AsyncGenerator<Chunk, void>;
     /**
      * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
-     * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try.
+     * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try. `within`:
+     * the seconds for which the caller waits, if that is shorter than the client's timeout.
      * @param {string} method
      * @param {string} path
      * @param {RequestOptions} [options]
@@ -254,6 +256,7 @@ export type RequestOptions = {
     headers?: Record<string, string>;
     signal?: AbortSignal;
     done?: Done;
+    within?: number;
 };
 /**
  * `code`: with this code the API refuses a repetition if an earlier try has done the request. `read`: what the request then

@@ -19,7 +19,7 @@
  * @typedef {{ event: "chunk" | "restart" | "cut", step: string, attempt: number, epoch: number, n?: number, chunk?: unknown }} Chunk
  */
 /** @typedef {{ key?: string }} Keyed */
-/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string>, signal?: AbortSignal, done?: Done }} RequestOptions */
+/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string>, signal?: AbortSignal, done?: Done, within?: number }} RequestOptions */
 /**
  * `code`: with this code the API refuses a repetition if an earlier try has done the request. `read`: what the request then
  * resolves with.
@@ -34,6 +34,8 @@ const LAST_PAUSE = 10_000;
 const WAIT_SECONDS = 20;
 /** How long one try of a request may take: longer than the API holds any request. */
 const TRY = 60_000;
+/** How long an answer may take after the time for which the API holds the request. */
+const ANSWER = 10_000;
 /** Another cell serves the tenant. The answer has its address. */
 const WRONG_CELL = 421;
 
@@ -199,7 +201,8 @@ export class Leasehold {
   }
 
   /**
-   * The job once it has ended. Rejects with Unavailable after `timeout` seconds.
+   * The job once it has ended. Rejects with Unavailable after `timeout` seconds, also while the API does not answer. The
+   * error comes up to 10 seconds later if the API keeps a connection open without an answer.
    * @param {string} id
    * @param {{ timeout?: number }} [options]
    * @returns {Promise<Job>}
@@ -208,7 +211,8 @@ export class Leasehold {
     const until = Date.now() + timeout * 1000;
     for (;;) {
       const left = Math.max(0, (until - Date.now()) / 1000);
-      const job = await this.get(id, { wait: Math.min(WAIT_SECONDS, left) });
+      const query = { wait: Math.min(WAIT_SECONDS, left) };
+      const job = await this.request("GET", `/v1/jobs/${encodeURIComponent(id)}`, { query, safe: true, within: left });
       if (ENDED.has(job.status)) return job;
       if (Date.now() >= until) throw new Unavailable(`job ${id} has not ended after ${timeout} s`, undefined);
     }
@@ -261,7 +265,8 @@ export class Leasehold {
 
   /**
    * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
-   * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try.
+   * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try. `within`:
+   * the seconds for which the caller waits, if that is shorter than the client's timeout.
    * @param {string} method
    * @param {string} path
    * @param {RequestOptions} [options]
@@ -270,11 +275,12 @@ export class Leasehold {
   async request(method, path, options = {}) {
     const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
     const send = this.#sender(method, path, { ...options, key });
-    const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key, options.signal);
+    const { within = Infinity } = options;
+    const tries = new Tries(Math.min(this.#timeout, within * 1000), Boolean(options.keyed || options.safe), key, options.signal);
     for (;;) {
       let answer;
       try {
-        answer = await tries.judge(() => send(withTimeout(options.signal)));
+        answer = await tries.judge(() => send(withTimeout(options.signal, within === Infinity ? TRY : tries.left + ANSWER)));
       } catch (error) {
         if (!options.done || !tries.mayBeDone || !(error instanceof ApiError) || error.code !== options.done.code) throw error;
         // A key that may change the job may not read it: then the refusal is all that the API says.
@@ -402,6 +408,11 @@ class Tries {
     this.#repeatable = repeatable;
     this.#key = key;
     this.#until = Date.now() + timeout;
+  }
+
+  /** The milliseconds until no try follows. */
+  get left() {
+    return Math.max(0, this.#until - Date.now());
   }
 
   /**
@@ -547,10 +558,11 @@ async function* serverEvents(answer) {
 /**
  * The signal of one try: the caller's, and one that ends the try of a server that never answers.
  * @param {AbortSignal | undefined} signal
+ * @param {number} [milliseconds]
  */
-function withTimeout(signal) {
+function withTimeout(signal, milliseconds = TRY) {
   if (signal !== undefined && !("any" in AbortSignal)) return signal; // Node.js before 20.3
-  const timeout = AbortSignal.timeout(TRY);
+  const timeout = AbortSignal.timeout(Math.min(TRY, milliseconds));
   return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 

@@ -83,7 +83,8 @@ export class Task {
     emit(chunk: unknown): boolean;
     /**
      * Read a file that a needed step has stored. `step`: that step, if several have a file of this name. Rejects with
-     * RangeError for an unknown file, and with Retryable `file_corrupt` for bytes with another SHA-256.
+     * RangeError for an unknown file, with Retryable `file_unreadable` if the store refuses or does not answer, and with
+     * Retryable `file_corrupt` for bytes with another SHA-256.
      * @param {string} name
      * @param {{ step?: string }} [options]
      * @returns {Promise<Uint8Array>}
@@ -92,7 +93,8 @@ export class Task {
         step?: string;
     }): Promise<Uint8Array>;
     /**
-     * Upload a file. Others see it once the task is completed. Rejects with LeaseLost, ApiError, Unavailable.
+     * Upload a file. Others see it once the task is completed. Rejects with LeaseLost, ApiError, Unavailable, and with
+     * Retryable `file_unwritable` if the store refuses or does not answer.
      * @param {string} name
      * @param {Uint8Array | string} data a text is stored as UTF-8
      * @param {string} [contentType]
