@@ -335,6 +335,31 @@ async def test_leases_are_kept_while_the_server_believes_that_an_earlier_session
     assert not stopped.is_set()
 
 
+async def test_a_heartbeat_that_waits_for_a_locked_row_leaves_no_session_behind(settings: Settings, rows: Rows) -> None:
+    """Its statement takes too long again and again. A session for each time would fill `max_connections`."""
+    registration = Registration(rows.terms.owner, ["default"])
+    hasty = settings.model_copy(update={"database_timeout": 1.0, "renew_seconds": 0.2})
+    heartbeat = Heartbeat(hasty, registration, Starts(), lambda _error: None, lambda: None)
+    await registration.write(rows.connection)
+    waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    looking = await connect(settings, "test")
+    try:
+        async with rows.connection.transaction(), asyncio.timeout(SECONDS):
+            await rows.connection.execute("SELECT FROM worker FOR UPDATE")
+            heartbeat.start()
+            seen: set[int] = set()
+            while len(seen) < 4:
+                pids = {row["pid"] for row in await looking.fetch(waiting)}
+                assert len(pids) <= 2  # the one that is being ended, and its successor
+                seen |= pids
+                await asyncio.sleep(0.02)
+        await heartbeat.wait_for_presence(SECONDS)
+        assert await workers.dead(looking) == []
+    finally:
+        await asyncio.to_thread(heartbeat.close)
+        await looking.close()
+
+
 async def test_a_worker_that_closes_waits_no_longer_for_a_presence_that_its_earlier_session_has(
     settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.testing import capture_logs
 
+from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.telemetry import database
-from leasehold.transitions import jobs
+from leasehold.transitions import jobs, workers
 from leasehold.worker import metrics
 from leasehold.worker.leases import heartbeat as heartbeat_module
-from leasehold.worker.leases import held_lease
+from leasehold.worker.leases import held_lease, orphans
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.leases.starts import Starts
@@ -35,9 +38,13 @@ class SlowConnection:
     rows: Rows
     clock: Clock
     terminated: bool = False
+    asked_to_close: bool = False
 
     def terminate(self) -> None:
         self.terminated = True
+
+    async def close(self) -> None:
+        self.asked_to_close = True
 
     async def fetch(self, *statement: Any) -> Any:
         self.clock.now += ROUND_TRIP
@@ -102,6 +109,27 @@ async def test_a_lease_that_another_owner_has_is_lost_and_not_trusted_anew(
     await rows.connection.execute("UPDATE task SET epoch = epoch + 1 WHERE id = $1", lease.task_id)
     await heartbeat._renew()
     assert (held.lost, held.trusted(), held.trusted_until) == (True, False, before)
+
+
+@pytest.mark.parametrize("was_lost", [False, True])
+async def test_what_still_runs_of_an_attempt_that_has_ended_writes_nothing(
+    heartbeat: Heartbeat, lease: Lease, was_lost: bool
+) -> None:
+    """A handler's thread may go on for any time."""
+    held = heartbeat.hold(lease, 600)
+    held.lost = was_lost
+    heartbeat.drop(held)
+    assert (held.lost, held.trusted(), heartbeat.all_held()) == (True, False, [])
+
+
+async def test_the_log_says_which_attempt_has_lost_its_lease(heartbeat: Heartbeat, lease: Lease, clock: Clock) -> None:
+    with bound_contextvars(job_id="of the attempt"):
+        heartbeat.hold(lease, 600)
+    clock.now = lease.trusted_until
+    with capture_logs([merge_contextvars]) as lines:
+        heartbeat._lose_untrusted()
+        heartbeat._lose_untrusted()
+    assert [(line["event"], line["job_id"]) for line in lines] == [("lease lost", "of the attempt")]
 
 
 async def test_an_attempt_is_stopped_at_the_end_of_the_trust_and_not_before(
@@ -221,6 +249,89 @@ async def test_leases_are_renewed_in_their_time_and_at_once_after_a_presence_was
     assert held.trusted_until > second
 
 
+async def test_leases_are_renewed_in_their_time_while_an_earlier_session_has_the_presence(
+    settings: Settings, heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows
+) -> None:
+    """The worker tries to appear many times a second: a renewal with each of these tries would be a load."""
+    key = await rows.connection.fetchval("SELECT presence_key FROM worker")
+    heartbeat._presence_key, heartbeat._is_present = key, False
+    held = heartbeat.hold(lease, 600)
+    earlier = await connect(settings, "test")
+    try:
+        assert await workers.appear(earlier, rows.terms.owner, key)
+        heartbeat._renewed_at = clock.now
+        clock.now += 1.0
+        await heartbeat._beat()
+        assert held.trusted_until == lease.trusted_until
+        clock.now = renewed_at = heartbeat._renewed_at + RENEW
+        await heartbeat._beat()
+        assert held.trusted_until == renewed_at + TTL - MARGIN
+        await earlier.execute("SELECT pg_advisory_unlock_all()")
+        clock.now = renewed_at = heartbeat._renewed_at + 1.0
+        await heartbeat._beat()
+        assert held.trusted_until == renewed_at + TTL - MARGIN  # at once, now that the worker is present
+    finally:
+        await earlier.close()
+
+
+@pytest.mark.parametrize("reason", ["it is switched off", "a pooler"])
+async def test_a_worker_without_presence_starts_and_confirms_its_leases(
+    heartbeat: Heartbeat, lease: Lease, rows: Rows, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    async def is_direct(_connection: object) -> bool:
+        return reason != "a pooler"
+
+    monkeypatch.setattr(heartbeat_module, "is_direct", is_direct)
+    switched = heartbeat._settings.model_copy(update={"presence": reason == "a pooler"})
+    monkeypatch.setattr(heartbeat, "_settings", switched)
+    heartbeat._disconnect()
+    heartbeat.hold(lease, 600)
+    await heartbeat._beat()
+    try:
+        await asyncio.wait_for(heartbeat.wait_for_presence(600), 60)
+        assert heartbeat.ownership_confirmed(lease.task_id)
+        assert not await rows.connection.fetchval("SELECT present FROM worker")
+        assert not await rows.connection.fetchval(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::oid AND database ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database())",
+            workers.PRESENCE,
+        )  # other clients of a pooler would use the session that has it
+    finally:
+        heartbeat._disconnect()
+
+
+async def test_the_worker_hears_that_an_operator_asks_it_to_drain(
+    heartbeat: Heartbeat, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(heartbeat, "_on_drain", lambda: heard.append("drain"))
+    await heartbeat._renew()
+    await asyncio.sleep(0)
+    assert heard == []
+    await workers.ask_to_drain(rows.connection, rows.terms.owner)
+    await heartbeat._renew()
+    await asyncio.sleep(0)
+    assert heard == ["drain"]
+
+
+async def test_a_job_that_ends_with_the_release_of_an_orphan_is_counted(
+    heartbeat: Heartbeat, clock: Clock, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[str, str]] = []
+    monkeypatch.setattr(orphans, "monotonic", clock)
+    monkeypatch.setattr(
+        heartbeat_module, "count_ended_jobs", lambda ends: counted.extend((job.pipeline, job.outcome) for job in ends)
+    )
+    cancelled = await rows.leased()
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="r", by="b")
+    heartbeat.record_lost_answer()
+    for ended in ([], [("one", "cancelled")], [("one", "cancelled")]):
+        await heartbeat._beat()
+        await asyncio.sleep(0)
+        assert counted == ended
+        clock.now += 1.0
+
+
 @pytest.mark.parametrize(("late", "lost"), [(-0.001, False), (0.0, True)])
 async def test_a_claim_that_was_answered_at_the_end_of_its_trust_is_not_begun(
     heartbeat: Heartbeat, lease: Lease, clock: Clock, late: float, lost: bool
@@ -298,7 +409,9 @@ async def test_a_worker_that_runs_nothing_knows_that_it_holds_nothing(heartbeat:
     assert not heartbeat.holds(task)
 
 
-@pytest.mark.parametrize("error", ["its row is lost", "no answer", "unforeseen", "the session has ended"])
+@pytest.mark.parametrize(
+    "error", ["its row is lost", "no answer", "the network", "unforeseen", "the session has ended"]
+)
 async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_and_renewed_again(
     heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
@@ -320,6 +433,8 @@ async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_
             heartbeat._renewed_at -= RENEW
         case "no answer":
             monkeypatch.setattr(heartbeat, "_read_cancels", lambda: fail(TimeoutError()))
+        case "the network":
+            monkeypatch.setattr(heartbeat, "_read_cancels", lambda: fail(ConnectionError()))
         case "unforeseen":
             monkeypatch.setattr(heartbeat, "_read_cancels", lambda: fail(ZeroDivisionError()))
         case _:
@@ -332,6 +447,8 @@ async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_
     heartbeat._answered_at = clock.now  # only just before
     assert heartbeat._connection is None
     assert connection.terminated  # else its session would keep the presence from the next one
+    # A statement without an answer may wait for a lock: it is cancelled. A lost network would not answer to that.
+    assert connection.asked_to_close is (error == "no answer")
     assert not heartbeat.ownership_confirmed(lease.task_id)
     assert database.UP._value.get() == 0
     await heartbeat._pause(0.0)
@@ -373,14 +490,15 @@ async def test_the_heartbeat_looks_at_least_twice_a_second_and_four_times_for_ea
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
-        heartbeat._connection = None
-        heartbeat._closing = len(pauses) == 2
+        heartbeat._is_present = False
+        heartbeat._connection = heartbeat._connection if len(pauses) == 1 else None
+        heartbeat._closing = len(pauses) == 3
 
     monkeypatch.setattr(heartbeat, "_settings", heartbeat._settings.model_copy(update={"renew_seconds": renew}))
     monkeypatch.setattr(heartbeat, "_beat", nothing)
     monkeypatch.setattr(heartbeat, "_pause", pause)
     await asyncio.wait_for(heartbeat._run(), 60)
-    assert pauses == [at_most, 0.1]
+    assert pauses == [at_most, 0.05, 0.1]  # present; an earlier session has the presence; not connected
 
 
 async def test_a_pause_lasts_until_something_wakes_it(heartbeat: Heartbeat) -> None:
