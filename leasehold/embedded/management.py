@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -84,6 +85,8 @@ class Management:
         except urllib.error.HTTPError as error:
             error.close()
             raise
+        except HTTPException as error:  # for example, the connection ended in the middle of the answer
+            raise ConnectionError(f"RabbitMQ's management API gave no readable answer: {error!r}") from error
         return json.loads(answer) if answer else None
 
     @property
