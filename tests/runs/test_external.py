@@ -183,6 +183,19 @@ async def test_a_failed_attempt_outside_is_tried_again_as_the_template_says(clie
     assert (await client.until(task_of_another, "failed"))["error"]["code"] == "hopeless"
 
 
+async def test_each_failure_outside_waits_as_long_as_the_template_says(client: Client, rows: Connection) -> None:
+    retry = {"max_attempts": 4, "backoff_seconds": [10, 100, 1000]}
+    steps = [{"id": "outside", "queue": "reports", "retry": retry}]
+    assert (await client.post("/v1/templates", type="patient", steps=steps)).status_code == 201
+    await client.start("patient")
+    for longest in (10, 100, 1000):
+        began = await rows.fetchval("SELECT clock_timestamp()")
+        assert (await settle(client, await claim(client), "fail")).status_code == 200
+        due_at, ended = (await rows.fetchrow("SELECT available_at, clock_timestamp() FROM task")) or (began, began)
+        assert began + timedelta(seconds=longest / 2) <= due_at <= ended + timedelta(seconds=longest)
+        await rows.execute("UPDATE task SET available_at = now()")
+
+
 async def test_the_error_of_an_attempt_outside_shows_no_secret(client: Client, template: str) -> None:
     run = await client.start(template)
     message = "403 for https://store.example/a?X-Amz-Signature=0123456789abcdef, with Bearer\x00 abcdefgh12345678"
