@@ -108,3 +108,12 @@ def test_tests_whose_file_imports_a_module_are_about_it(tmp_path: Path) -> None:
     assert importers.of("leasehold/transitions/sweeps.py") == {"test_b.py", "test_c.py"}
     assert importers.of("leasehold/transitions/__init__.py") == {"test_b.py"}
     assert importers.of("leasehold/domain/backoff.py") == set()
+
+
+def test_tests_of_a_package_are_tests_of_the_modules_whose_names_it_passes_on(tmp_path: Path) -> None:
+    (tmp_path / "leasehold/claims").mkdir(parents=True)
+    (tmp_path / "leasehold/claims/__init__.py").write_text("from leasehold.claims.by_poll import poll\n")
+    (tmp_path / "test_a.py").write_text("from leasehold.claims import poll\n")
+    importers = Importers(tmp_path, ["test_a.py"])
+    assert importers.of("leasehold/claims/by_poll.py") == {"test_a.py"}
+    assert importers.of("leasehold/claims/marking.py") == set()
