@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.transitions import claims, jobs
+from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.claims import LeaseTerms
+from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, THREE, Rows, terms
 from tests.transitions.conftest import Open
 
@@ -133,6 +134,24 @@ async def test_a_poll_sees_nothing_that_is_due_for_longer_than_its_window(rows: 
         new.append(other)
     assert sorted(await polled(rows, back=30.0)) == sorted(new)
     assert sorted(await polled(rows)) == sorted(old)
+
+
+@pytest.mark.parametrize("what", ["is of another queue", "has ended", "is due for too long"])
+async def test_a_tenant_that_has_nothing_for_a_poll_takes_no_turn(rows: Rows, what: str) -> None:
+    """Turns cost a count of all that runs. One tenant comes before the one that has work, and one comes after it."""
+    for tenant in ("a", "z"):
+        (task_id,) = await submitted(rows, tenant=tenant)
+        if what == "is of another queue":
+            await set_task(rows, task_id, queue="elsewhere")
+        elif what == "is due for too long":
+            await due_since(rows, task_id, 60.0)
+        else:
+            (claimed,) = await rows.claim_all()
+            await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    (task_id,) = await submitted(rows, tenant="m")
+    found = await claims.poll(rows.connection, rows.terms, ["default"], 100, back=30.0)
+    assert [claimed.lease.task_id for claimed in found.claimed] == [task_id]
+    assert found.running is None
 
 
 @pytest.mark.parametrize(
