@@ -11,10 +11,12 @@ import pytest
 from leasehold.db.database import Connection
 from leasehold.pipelines.generation.files import UnusableFile, download, file_type_of
 from leasehold.pipelines.generation.provider import Kind
+from leasehold.security.credentials import create_key
 from leasehold.security.egress import Egress
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
-from tests.generation.conftest import SECONDS, Client
+from tests.api.conftest import client_of, serving
+from tests.generation.conftest import SCOPES, SECONDS, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
 
@@ -75,6 +77,20 @@ async def test_a_file_that_cannot_be_had_in_the_last_attempt_either_takes_the_ot
         done = await client.ended(task)
     assert (done["status"], len(done["urls"])) == (-1, 1)
     assert [error["code"] for error in done["metadata"]["tos_upload_errors"]] == ["file_unavailable"]
+
+
+@pytest.mark.parametrize(("kind", "is_too_large"), [("images", False), ("video", True)])
+async def test_a_video_has_a_bound_of_its_own(
+    generation_settings: Settings, connection: Connection, kind: str, *, is_too_large: bool
+) -> None:
+    mib = 1024 * 1024
+    bounds = {"generation_image_max_bytes": 8 * mib, "generation_video_max_bytes": mib}
+    narrow = generation_settings.model_copy(update=bounds)
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(narrow) as running, client_of(running.url, key.text) as http, Worker(narrow):
+        task = await Client(http).ordered("a cat #file=huge", kind)  # of 4 MiB
+        error = (await Client(http).ended(task, kind))["error"]
+    assert ((error or {}).get("code") == "file_too_large") is is_too_large
 
 
 @pytest.mark.parametrize("word", ["html", "huge"])
