@@ -68,7 +68,7 @@ from leasehold.worker.warm_up import WarmUp
 
 log = structlog.get_logger(__name__)
 
-#: The most tasks of one claiming or settling statement.
+#: The most tasks of one statement that claims or settles, and the most of a workflow's writes in one statement.
 _BATCH = 128
 #: Seconds for which a worker that starts waits for the database.
 _PATIENCE_SECONDS = 60.0
@@ -113,8 +113,8 @@ async def open_parts(
     on_failure: Callable[[BaseException], None],
     on_drain: Callable[[], None],
 ) -> AsyncIterator[Parts]:
-    """Open the parts for the block. `on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError when a handler
-    cannot be loaded.
+    """Open the parts for the block. `on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError or ImportError
+    when a handler cannot be loaded, and DeclarationError when this worker can serve none of its queues.
     """
     async with AsyncExitStack() as stack:
         children = warm_up.children
@@ -207,7 +207,9 @@ async def open_parts(
 def _registration_of(
     settings: Settings, pipelines: Pipelines, queues: ServedQueues, worker: UUID, ready: frozenset[str]
 ) -> Registration:
-    """The contents of the worker's row. The inline handlers are loaded by now."""
+    """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because they are loaded by now.
+    Children load the handlers of isolated steps, so it needs the names of their pipelines.
+    """
     handlers = pipelines.loaded_handlers(queues.isolated_pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
 

@@ -48,9 +48,15 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
 
 
 async def _find(request: Request, searched_name: str) -> endpoints.FoundInCells:
-    """Find a job if the text is a UUID, else a tenant."""
+    """Find the job with this id. If the text is no UUID, or no cell has such a job, find the tenant of this name: a
+    tenant's name may be a UUID, too.
+    """
     try:
         job_id = UUID(searched_name)
     except ValueError:
         return await endpoints.search_cells(request, None, searched_name)
-    return await endpoints.search_cells(request, job_id, None)
+    job = await endpoints.search_cells(request, job_id, None)
+    if job.found:
+        return job
+    tenant = await endpoints.search_cells(request, None, searched_name)
+    return tenant if tenant.found else job

@@ -1,5 +1,5 @@
 """/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant, and operators the keys of all
-tenants.
+tenants. /v1/tenants/usage: what a tenant uses of its quotas.
 
 The caller must have every scope of a new or rotated key: so nobody can give a scope that they lack. The secret of a new
 key is only in the answer to the request that made the key. The API must not store this answer, so these requests take
@@ -8,7 +8,7 @@ no Idempotency-Key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self
@@ -89,7 +89,7 @@ class Expiry(_Request):
     in_seconds: Integer = Field(ge=0, le=_MAX_SECONDS)
 
 
-def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
+def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Collection[str]) -> None:
     """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes`: may contain roles, each with
     the prefix ROLE_PREFIX.
     """
@@ -176,7 +176,8 @@ async def make_key(
     operation_id="rotateKey",
     summary="Make a key's successor; the answer alone has its secret",
     description="The same owner, scopes, quotas and end. The old key stops after the overlap. A key that was rotated "
-    "before ends with its first overlap, and a second successor ends with it: `expires_at` in the answer says when.",
+    "before has an end already. A second rotation does not postpone this end, and the second successor gets the same "
+    "end: `expires_at` in the answer says when.",
     status_code=201,
     responses=problems(_MISSING | _REFUSED),
 )

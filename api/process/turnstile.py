@@ -2,8 +2,8 @@
 to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby, services.py one for
 checks of URLs, and console/state.py one for requests to the OpenID provider.
 
-A bulk write (a batch, a backfill, a bulk replay, a bulk settlement) uses a connection and a core for as long as
-hundreds of other requests together.
+Bulk writes (a batch, a backfill, a bulk replay, a bulk settlement) have a turnstile of their own because each uses a
+connection and a core for as long as hundreds of other requests together.
 """
 
 from __future__ import annotations

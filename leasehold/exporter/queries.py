@@ -73,8 +73,8 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: false if the schedule `s` waits because its last tick was refused. The cause is, for example, a limit of its
-# tenant or a broken template, so only the tenant can help. True after another error, which may be the platform's fault.
+# SQL: whether the platform may be the reason why the schedule `s` is late. If the last tick was refused, it is not: the
+# reason is, for example, a limit of the tenant or a broken template, so only the tenant can help.
 _IS_NOT_REFUSED = f"""NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
@@ -100,11 +100,12 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 """
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.
-# A job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names
-# a tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting
-# jobs of one limit, tenant (`owner`) and priority. `tenant` and `found` find the lines by a loose index scan. The lines
-# share the cap. The cap also bounds the number of lines: the statement takes the first line of each tenant_id, then the
-# second line of each, and so on. $1 the cap.
+# The answer counts them by the sort of limit (`limit`): the first word of the limit's key, because the rest names a
+# tenant's things. A job that waits at limits of two sorts counts at each. `ready_at`: until then the job waits for its
+# time, and not for the limit. A line is the waiting jobs of one limit, owner and priority. `tenant_id`: whose limit it
+# is. `owner`: the tenant of the job, because tenants may share a limit. `tenant` and `found` find the lines by a loose
+# index scan. The lines share the cap. The cap also bounds the number of lines: the statement takes the first line of
+# each tenant_id, then the second line of each, and so on. $1 the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -145,7 +146,8 @@ GROUP BY 1
 
 # The tasks that wait for a worker with their code, by queue. Workers without the code have snoozed these tasks, so they
 # are not due, and QUEUES counts them as `later`. A row of `unknown_task` is void after the task's next claim, which
-# raises the epoch. A queue that workers serve has a row in the answer even without such tasks. $1 the cap.
+# raises the epoch. The answer has at most 100 queues, those with the most such tasks first. A queue that workers serve
+# may be among them without such tasks. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n

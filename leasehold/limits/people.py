@@ -67,7 +67,7 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 # because an OpenID provider may give an old address to a new person. Then the login of the person who signs in later
 # gets a suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5`
 # if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing
-# row, because $1 is a new id.
+# row: $1 is new at each sign-in, so the login would change each time.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -87,7 +87,7 @@ UPDATE person SET scopes = '{}', generation = generation + 1, sessions_ended_at 
 WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes <> '{}'
 """
 
-# $3: 1 ends all sessions, 0 ends none. $4: whether the person is disabled.
+# $3: 1 ends all sessions in the tenant of this row, 0 ends none. $4: whether the person is disabled.
 _CHANGE = """
 -- person_change
 UPDATE person SET set_role = $2, generation = generation + $3,
@@ -133,8 +133,8 @@ async def rows_of_subject(connection: Connection, issuer: str, subject: str) -> 
 
 
 def has_ended(row: Row, began: int) -> bool:
-    """Whether the person's sessions in the tenant of this row have ended since the sign-in `began`, in seconds since
-    1970. The sessions of a sign-in in the same second count as ended.
+    """Whether the person's sessions in the tenant of this row were ended after a sign-in. `began`: the time of the
+    sign-in, in seconds since 1970. The sessions of a sign-in in the same second count as ended.
     """
     ended_at: datetime | None = row["sessions_ended_at"]
     return ended_at is not None and ended_at.timestamp() >= began
@@ -209,8 +209,8 @@ async def find(connection: Connection, person_id: UUID, tenant_id: str | None) -
 
 
 async def change(connection: Connection, actor: Actor, row: Row, change: Change) -> None:
-    """Change a person whose row the caller's transaction has locked by `find`. If the change disables the person, all
-    sessions of the person end.
+    """Change a person whose row the caller's transaction has locked by `find`. If the change disables the person, the
+    person's sessions in the tenant of this row end.
     """
     role = row["set_role"] if change.role is None else change.role
     if role == "provider":
@@ -231,7 +231,7 @@ async def change(connection: Connection, actor: Actor, row: Row, change: Change)
 
 
 async def end_sessions(connection: Connection, actor: Actor, row: Row) -> None:
-    """End all sessions of a person whose row the caller's transaction has locked by `find`."""
+    """End the person's sessions in the tenant of this row, which the caller's transaction has locked by `find`."""
     await connection.execute(_END_SESSIONS, row["id"])
     target = Target("person", str(row["id"]), row["tenant_id"])
     await audit.record(connection, actor, "person.sessions_ended", target, login=row["login"])

@@ -49,7 +49,7 @@ class Client:
 
 class Tokens:
     """The access token of one client. The first call of `token` fetches it, and so does a call shortly before it
-    expires.
+    expires, or after `forget`.
     """
 
     def __init__(self, egress: Egress, client: Client) -> None:
@@ -94,6 +94,9 @@ class Tokens:
             return await self._egress.request(
                 "POST", self._client.url, headers=headers, content=urlencode(form).encode(), timeout=_TIMEOUT_SECONDS
             )
-        except (EgressRefused, EgressFailed) as error:
+        except EgressRefused as error:  # an operator must mend the settings
+            log.warning("a request to the token endpoint is forbidden", code=error.code)
+            raise BadGateway("token_endpoint_unavailable", "The token endpoint cannot be asked.") from error
+        except EgressFailed as error:
             log.warning("the token endpoint did not answer", error=type(error).__name__)
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error

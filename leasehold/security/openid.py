@@ -140,10 +140,13 @@ class OpenId:
             form |= {"client_id": client_id, "client_secret": secret}
         endpoint = self._endpoint(configuration, "token_endpoint")
         answer = await self._request("POST", endpoint, headers, urlencode(form).encode())
-        if answer.status != HTTPStatus.OK:
-            log.warning("the OpenID provider gave no token", status=answer.status, error=_error_of(answer))
+        if answer.status == HTTPStatus.OK:
+            return answer.json_object()
+        error = _error_of(answer)
+        log.warning("the OpenID provider gave no token", status=answer.status, error=error)
+        if error == "invalid_grant":  # RFC 6749, 5.2: the only error that is about this sign-in
             raise _sign_in_refused("the provider does not accept its code")
-        return answer.json_object()
+        raise _provider_unavailable(f"its token endpoint answered {answer.status}")
 
     async def _read_claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
         """The claims of the ID token. Each sign-in reads the provider's keys again, because the provider may have
@@ -167,7 +170,9 @@ class OpenId:
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
         answer = await self._request("GET", self._endpoint(configuration, "userinfo_endpoint"), headers)
-        claims = answer.json_object() if answer.status == HTTPStatus.OK else {}
+        if answer.status != HTTPStatus.OK:
+            raise _provider_unavailable(f"its userinfo endpoint answered {answer.status}")
+        claims = answer.json_object()
         if claims.get("sub") != subject:
             raise _sign_in_refused("its userinfo is of somebody else")
         return claims
@@ -176,7 +181,9 @@ class OpenId:
         if monotonic() >= self._configuration_ends:
             url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
             answer = await self._request("GET", url, {"Accept": "application/json"})
-            configuration = answer.json_object() if answer.status == HTTPStatus.OK else {}
+            if answer.status != HTTPStatus.OK:
+                raise _provider_unavailable(f"its configuration cannot be read: it answered {answer.status}")
+            configuration = answer.json_object()
             if configuration.get("issuer") != self.issuer:
                 raise _provider_unavailable("its configuration names another issuer")
             self._configuration, self._configuration_ends = configuration, monotonic() + _CONFIGURATION_SECONDS

@@ -1,7 +1,7 @@
 """The multipart upload of a large local file, for ObjectStore.put.
 
-Memory is bounded: at most two parts are in memory at once. An upload that fails is aborted, so that no parts stay in
-the store.
+Memory is bounded: at most two parts are in memory at once. An upload that fails is aborted, so that the store drops
+its parts. If that fails, too, a maintenance loop of the workers aborts the upload later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def put_in_parts(
     metadata: Mapping[str, str],
     **precondition: Any,
 ) -> str | None:
-    """Upload a file and return the ETag. Any error or cancellation aborts the upload.
+    """Upload a file and return the ETag. Once the store has begun the upload, any error or cancellation aborts it.
 
     `precondition`: `IfMatch` or `IfNoneMatch`; the store checks it after the last part has arrived.
     """

@@ -176,8 +176,8 @@ class Recorder:
 
     def hand_over(self, other: Recorder) -> None:
         """Give the lines so far, and all later lines, to `other`."""
-        # This function takes all lines at once. So each later line is again the first line, and `_append` calls this
-        # function for it.
+        # `take` empties the buffer. So each later line comes into an empty buffer, and for such a line `_append` calls
+        # `on_first`, which is this function.
         self.on_first = partial(self.hand_over, other)
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)

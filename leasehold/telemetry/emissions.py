@@ -40,7 +40,8 @@ class Emissions:
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
-        """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
+        """Add a chunk: a text, or another JSON value. False: the stream has no room for the chunk,
+        or is closed.
 
         NUL characters are removed from a text. Raises ValueError for another JSON value with a NUL character, and
         TypeError for a value without a JSON form.
@@ -67,7 +68,7 @@ class Emissions:
         return fits
 
     def take(self) -> tuple[int, list[bytes]]:
-        """The chunks since the last call, each as JSON, and the number of the first of them, from 1."""
+        """The number of the first chunk since the last call, from 1, and the chunks since then, each as JSON."""
         with self._lock:
             chunks, self._chunks = self._chunks, []
             first_number = self._written + 1
@@ -82,8 +83,8 @@ class Emissions:
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        # This function takes all chunks at once. So each later chunk is again the first chunk, and `_add` calls this
-        # function for it.
+        # `take` empties the buffer. So each later chunk comes into an empty buffer, and for such a chunk `_add` calls
+        # `on_first`, which is this function.
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

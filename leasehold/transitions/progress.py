@@ -26,8 +26,8 @@ class Progress:
     summary: str = ""
 
 
-# A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed`: the tasks are found by id, not by an
-# index of the status.
+# A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition from PostgreSQL's
+# planner: so PostgreSQL finds the tasks by id, and does not read an index of all running tasks.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)

@@ -195,7 +195,9 @@ def test_an_option_of_a_wrong_type_is_refused_with_the_place_and_what_to_write(
     ("declare", "words"),
     [
         (lambda: Step("a", timeout=60), "step a: timeout is a timedelta, not 60"),  # type: ignore[arg-type]
-        (lambda: Step("a", retry_ladder=(1,)), "step a: a delay of retry_ladder is a timedelta, not 1"),  # type: ignore[arg-type]
+        (lambda: Step("a", retry_ladder=(1,)), r"step a: retry_ladder is a tuple of timedelta, not \(1,\): "),  # type: ignore[arg-type]
+        (lambda: Step("a", retry_ladder=timedelta(1)), r": write retry_ladder=\(timedelta\(seconds=60\),\)"),  # type: ignore[arg-type]
+        (lambda: Step("a", retry_ladder=()), "the retry ladder must have at least one delay"),
         (lambda: Step("a", max_attempts="5"), "step a: max_attempts is a whole number, not '5'"),  # type: ignore[arg-type]
         (lambda: RunTerms(timeout=60), "timeout is a timedelta, not 60"),  # type: ignore[arg-type]
         (lambda: RunTerms(start_within=60), "start_within is a timedelta, not 60"),  # type: ignore[arg-type]

@@ -171,6 +171,10 @@ async def test_a_tenant_is_found_by_its_rows_and_by_the_map(asked: Asked) -> Non
     await two.b.key("unmapped")
     (found,) = (await asked.find(tenant="unmapped"))["found"]
     assert (found["cell"], found["link"]) == ("b", f"{two.b.running.url}/console/jobs?q=tenant%3Aunmapped")
+    uuid = "01a204b8-0000-7000-8000-000000000002"
+    await two.b.key(uuid)
+    for name in ("unmapped", uuid):
+        assert f'href="{two.b.running.url}/console/jobs?q=tenant%3A{name}"' in await asked.page(f"?find={name}")
     two.place(promised="b")
     (found,) = (await asked.find(tenant="promised"))["found"]  # no cell has a row of it yet
     assert (found["cell"], found["link"]) == ("b", None)

@@ -53,7 +53,7 @@ async def test_a_configured_directory_without_a_server_is_refused(
     install(system / "17" / "bin", *SERVER, pg_config=TLS)
     monkeypatch.setenv("LEASEHOLD_PG_BIN", str(install(tmp_path / "own", *programs, pg_config=TLS)))
     for finding in (find_postgres(RunAs()), find_postgres_with_tls()):
-        with pytest.raises(EmbeddedError, match=r"LEASEHOLD_PG_BIN names .*own, which has no initdb and postgres"):
+        with pytest.raises(EmbeddedError, match=r"LEASEHOLD_PG_BIN names .*own, which has no initdb or no postgres"):
             await finding
 
 

@@ -196,7 +196,11 @@ async def test_the_browser_must_come_back_from_its_own_sign_in_at_this_issuer() 
 @pytest.mark.parametrize(
     ("path", "status", "body", "error"),
     [
-        ("/token", 400, ..., Unauthenticated),
+        ("/token", 400, {"error": "invalid_grant"}, Unauthenticated),
+        ("/token", 400, {"error": "invalid_client"}, BadGateway),
+        ("/token", 401, {"error": "invalid_client"}, BadGateway),
+        ("/token", 429, {}, BadGateway),
+        ("/token", 503, ["away"], BadGateway),
         ("/token", 200, {}, Unauthenticated),
         ("/jwks", 500, ..., BadGateway),
         ("/jwks", 200, {"keys": []}, BadGateway),
@@ -232,7 +236,7 @@ async def test_userinfo_is_asked_for_groups_that_the_token_lacks_and_must_be_of_
     assert (found.groups, found.name) == (frozenset({"admins"}), "Vera")
     assert provider.sent["/userinfo"]["Authorization"] == "Bearer a"
     provider.statuses["/userinfo"] = 500
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(BadGateway):
         await identified(provider)
     provider.statuses.clear()
     provider.bodies["/userinfo"]["sub"] = "somebody else"

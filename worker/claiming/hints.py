@@ -13,8 +13,8 @@ from uuid import UUID
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: `take` compares at most this many tenants that may take a slot. The chosen tenant moves behind the others, so that
-#: all tenants have their turn.
+#: Of the tenants that have hints, only this many are compared, the first in line. The tenant that gets a slot moves to
+#: the end of the line, so that all tenants have their turn.
 _MAX_COMPARED = 32
 
 
@@ -76,10 +76,11 @@ class Hints:
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
         """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places.
+        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places. Only the
+        first _MAX_COMPARED tenants in line are asked.
         """
-        bound = self._shares.running(tenant) - 1
-        if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):
-            return False  # no other tenant can run fewer than `bound` steps, or no other tenant has a hint
+        at_most = self._shares.running(tenant) - 2
+        if at_most < 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):
+            return False  # no other tenant can run two steps fewer, or no other tenant has a hint
         compared = islice(self._waiting, _MAX_COMPARED)
-        return any(self._shares.running(other) < bound for other in compared if other != tenant)
+        return any(self._shares.running(other) <= at_most for other in compared if other != tenant)

@@ -1,8 +1,8 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
 The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
-lost. The poll at the deadline cancels the order itself. If the provider is then busy or does not answer, the poll also
-submits this job. Housekeeping submits this job for an expired generation.
+lost. At the deadline, the generation's own step `poll` cancels the order. If the provider cannot be asked then, or does
+not answer, the step submits this job. Housekeeping submits this job for an expired generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from leasehold.pipelines.generation.pipeline import GenerationParams, Withdrawal
 from leasehold.pipelines.generation.provider import NoAccess, OutcomeUnknown, Rejected, TryLater
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 
-#: The pause between two checks, while a submit that was running at the cancel may still finish.
+#: How long to wait before looking again whether the generation's job has ended. Its step `submit` may have been running
+#: when the client cancelled it.
 _CHECK_AGAIN = timedelta(seconds=2)
 
 #: A worker opens the context once for all attempts of this pipeline: `attempt.opened`.

@@ -61,8 +61,9 @@ def _completed(columns: str = "", condition: str = "") -> str:
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
 ), succeeded_tasks AS (
-    -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
-    -- a task's row, and then checks the guard on the newest version of the row. Other settlements lock the rows before
+    -- The leases' tasks that pass the guard (guard.py) succeed. If a renewal of the lease, or a write of the attempt's
+    -- note, has locked a task's row, this write waits, and then checks the guard on the newest version of the row.
+    -- Other settlements lock the rows before
     -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
     -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
     -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.
@@ -153,12 +154,14 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
-# then reads the new version of the row, so it must handle every status of a task that has not ended. If
-# `updated_dependents` returns a workflow with NULL in `wake_at`, this statement has made the workflow due.
+# then reads the new version of the row, so it must handle every status of a task that has not ended. In the rows that
+# `updated_dependents` returns, `wake_at` says whether this statement made the workflow due: NULL if it did, and a time
+# if it did not.
 #
-# `dependents` may read an older version of a step's row than `updated_dependents` writes. In the newer version the step
-# waits for the same number of steps, or for fewer. If the step is ready only in the newer version, this statement does
-# not claim the step. Instead it writes a hint for the step (a message that tells workers of a due task).
+# The snapshot of this statement is older than its lock of the job. Another statement may have completed steps of the
+# job in between. So `dependents` may see that a step waits for more steps than it does in the version of the row that
+# `updated_dependents` writes. If the step is ready only in that newer version, this statement does not claim the step.
+# Instead it writes a hint for the step (a message that tells workers of a due task).
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker

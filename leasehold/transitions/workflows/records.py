@@ -1,5 +1,5 @@
 """The records that a workflow's worker writes to the journal. A `Call` is a call that the workflow has made on its
-context (`ctx.run`, `ctx.sleep`, ...) since the last write.
+context (`ctx.run`, `ctx.sleep`, ...) since the last write, or an earlier call that has its result since then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Call:
     coroutine.
 
     `kind`: run (starts a step of this run) | start (starts another run) | result (waits for that run) | sleep |
-    signal | call (a plain function) | patch (which way through changed code the workflow takes).
+    signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a place where its
+    code was changed). `name`: of what it calls or awaits.
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.

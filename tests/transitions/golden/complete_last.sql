@@ -26,8 +26,9 @@ WITH lease_batch AS MATERIALIZED (
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), succeeded_tasks AS (
-    -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
-    -- a task's row, and then checks the guard on the newest version of the row. Other settlements lock the rows before
+    -- The leases' tasks that pass the guard (guard.py) succeed. If a renewal of the lease, or a write of the attempt's
+    -- note, has locked a task's row, this write waits, and then checks the guard on the newest version of the row.
+    -- Other settlements lock the rows before
     -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
     -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
     -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.

@@ -2,7 +2,7 @@
 artifacts there.
 
 copying.py uses these classes. `create` writes an object only if the key holds none, and `replace` overwrites the object
-there. `call_id`: the id of the PromoteCall (ownership.py), one call of the promote endpoint, that writes the object.
+there. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        True: the target confirms that it created the object. False: the target does not report whether it created or
-        replaced the object. Raises Conflict `target_exists`, and changes nothing, if an object lies at the key.
+        True: if the object has to be removed, the target can tell whether this call wrote it. False: it cannot, because
+        it does not report whether it created or replaced the object. Raises Conflict `target_exists`, and changes
+        nothing, if an object lies at the key.
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -185,7 +186,7 @@ class _Bucket:
 @contextmanager
 def _as_bad_gateway(key: str) -> Iterator[None]:
     """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it: the key
-    already holds an object.
+    already holds an object, or another put of the key is under way.
     """
     try:
         yield
@@ -197,10 +198,11 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`.
-    `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this header replaces it, and `DELETE`
-    removes it. A service may lack `HEAD`. A service without `GET` cannot have an object replaced, because `back_up`
-    first downloads the old object. A service at a private address is refused, unless a setting allows its network.
+    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`. If there
+    is neither, a request has none. `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this
+    header replaces it, and `DELETE` removes it. A service may lack `HEAD`. A service without `GET` cannot have an
+    object replaced, because `back_up` first downloads the old object. A service at a private address is refused, unless
+    a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:

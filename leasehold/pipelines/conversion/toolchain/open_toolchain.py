@@ -1,5 +1,6 @@
-"""The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine; the toolchain of the
-chips' vendor, Kneron, does not. Two names come from the vendor: BIE for the int8 model, NEF for the package.
+"""The steps of the open toolchain: they convert a model for Kneron's chips. They need only onnx, onnxslim and
+onnxruntime, so they run on any machine. Kneron's own toolchain does not. Two names are Kneron's: BIE for the int8
+model, NEF for the package.
 
 For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
 into a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path,
@@ -105,8 +106,9 @@ def optimise(work: Work) -> Done:
 
 
 def quantise(work: Work) -> Done:
-    """Quantise to int8. The report compares the int8 model with the float model. The `enable_*` parameters add timings,
-    the worst layers and statistics of the outputs. With `accuracy_guard`, layers may stay float.
+    """Quantise to int8. The report compares the int8 model with the float model. The `enable_*` parameters add the
+    worst layers and statistics of the outputs to the report, and timings to the value. With `accuracy_guard`, layers
+    may stay float.
     """
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
@@ -204,8 +206,8 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the last model that was made. `layers`: the layers of the first model, which is int8
-    as a whole, the noisiest layer first; None before the first `find_layers`.
+    `both_models`: the figures of the model that was made last. `layers`: the layers of the model without float layers,
+    which is made before any other, sorted by their noise. `find_layers` sets it when it is called for that model.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
@@ -214,7 +216,8 @@ class _Quantisation:
         self._target = target
         self._inputs = inputs
         self._params: ConversionParams = work.params
-        # Only the accuracy guard makes the model more than once. It measures the ranges of the tensors once.
+        # With the accuracy guard, the model is made several times. The file keeps the ranges of the tensors, so that
+        # they are measured only the first time.
         self._ranges = work.directory / "ranges.json" if self._params.accuracy_guard else None
         self.both_models = _BothModels()
         self.layers: Sequence[NoisyLayer] | None = None

@@ -68,8 +68,8 @@ class ProviderAnswer:
 
 
 class RequestSender:
-    """Sends requests over reused connections. Exception: a request that buys something gets a new connection, because a
-    reused connection may be dead. Then it would be unknown whether the request arrived.
+    """Sends requests over reused connections. But a request that buys something gets a new connection, because a reused
+    connection may be dead. Then it would be unknown whether the request arrived.
     """
 
     def __init__(self, reusing: Egress, not_reusing: Egress) -> None:
@@ -136,7 +136,7 @@ def as_mapping(body: Any) -> Mapping[str, Any]:
 
 
 def text_at(body: Mapping[str, Any], name: str) -> str:
-    """The text of that name in the body. Raises OutcomeUnknown if there is none."""
+    """The text of that name in the body. Raises OutcomeUnknown if there is none, or none that can be stored."""
     text = body.get(name)
     if not isinstance(text, str) or not text or not _is_storable(text):
         raise bad_answer(f"has no {name}")
@@ -144,7 +144,9 @@ def text_at(body: Mapping[str, Any], name: str) -> str:
 
 
 def id_at(body: Any, pointer: str) -> str:
-    """The id of an order at the pointer: a text or an integer. Raises OutcomeUnknown if there is none."""
+    """The id of an order at the pointer: a text or an integer. Raises OutcomeUnknown if there is none, or none that can
+    be stored.
+    """
     found = value_at(body, pointer)
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
