@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leasehold.domain.errors import Conflict
-from leasehold.transitions import jobs, settlements
+from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import resolving
 from leasehold.transitions.jobs.resolving import Action, Unresolved
@@ -16,6 +16,7 @@ from leasehold.transitions.settlements import Completion, Failure, Verdict
 from tests.factories import DIAMOND, THREE, Rows, assert_history
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
+from tests.transitions.test_workflows import children, step, suspended
 
 
 async def failed(rows: Rows, tenant: str = "t", code: str = "unknown", **columns: Any) -> Claimed:
@@ -26,14 +27,16 @@ async def failed(rows: Rows, tenant: str = "t", code: str = "unknown", **columns
 
 
 async def found(rows: Rows, claimed: Claimed, tenant: str = "t") -> Unresolved:
-    step = await resolving.lock(rows.connection, claimed.job_id, tenant, "a", ["unknown"])
-    assert step is not None
-    return step
+    unresolved = await resolving.lock(rows.connection, claimed.job_id, tenant, "a", ["unknown"])
+    assert unresolved is not None
+    return unresolved
 
 
 async def adopt(rows: Rows, claimed: Claimed, ref: str, tenant: str = "t", system: str = "shop") -> bool:
-    step = await found(rows, claimed, tenant)
-    return await resolving.write(rows.connection, claimed.job_id, tenant, step, "adopt", "anna", system=system, ref=ref)
+    unresolved = await found(rows, claimed, tenant)
+    return await resolving.write(
+        rows.connection, claimed.job_id, tenant, unresolved, "adopt", "anna", system=system, ref=ref
+    )
 
 
 @pytest.mark.parametrize("keep_seconds", [None, 3600])
@@ -55,23 +58,40 @@ async def test_a_job_goes_on_after_the_step_that_a_person_resolved(rows: Rows, k
     assert (resolved["step"], resolved["data"]) == ("a", {"resolved_by": "anna"})
     assert (await rows.task(claimed.lease.task_id))["epoch"] == claimed.lease.epoch + 1
     for name in "bc":
-        (step,) = await rows.claim_all()
-        assert step.step == name
-        await settlements.complete(rows.connection, [Completion(step.lease)])
+        (following,) = await rows.claim_all()
+        assert following.step == name
+        await settlements.complete(rows.connection, [Completion(following.lease)])
     assert (await rows.job(claimed.job_id))["status"] == "succeeded"
     await assert_history(rows, claimed.job_id)
 
 
-@pytest.mark.parametrize(("step", "codes"), [("a", ["other"]), ("b", ["unknown"]), ("z", ["unknown"])])
+@pytest.mark.parametrize(("name", "codes"), [("a", ["other"]), ("b", ["unknown"]), ("z", ["unknown"])])
 async def test_only_the_failed_step_of_a_job_that_failed_for_such_a_reason_is_settled(
-    rows: Rows, step: str, codes: list[str]
+    rows: Rows, name: str, codes: list[str]
 ) -> None:
     claimed = await failed(rows)
-    assert await resolving.lock(rows.connection, claimed.job_id, "t", step, codes) is None
-    if step != "a":
-        assert not await jobs.resolve(rows.connection, claimed.job_id, "t", step, {}, "anna")
+    assert await resolving.lock(rows.connection, claimed.job_id, "t", name, codes) is None
+    if name != "a":
+        assert not await jobs.resolve(rows.connection, claimed.job_id, "t", name, {}, "anna")
     assert await rows.statuses(claimed.job_id) == {"a": "failed", "b": "skipped", "c": "skipped"}
     assert await rows.connection.fetchval("SELECT count(*) FROM result") == 0
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_failed_step_of_a_workflow_that_has_not_failed_itself_is_the_workflows_affair(
+    rows: Rows, expired: bool
+) -> None:
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    child = (await children(rows))[0]
+    await settlements.fail(rows.connection, [Failure(child.lease, "error", "unknown", "no", False, 0.0)])
+    if expired:
+        await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
+        assert len(await sweeps.expire_jobs(rows.connection)) == 1
+    codes = ["unknown", "deadline_exceeded"]
+    assert await resolving.lock(rows.connection, workflow.job_id, "t", child.step, codes) is None
+    assert not await jobs.resolve(rows.connection, workflow.job_id, "t", child.step, {}, "anna")
+    assert (await rows.task(child.lease.task_id))["status"] == "failed"
+    await assert_history(rows, workflow.job_id)
 
 
 async def test_whoever_settles_a_step_reads_its_own_note_of_the_last_attempt(rows: Rows) -> None:
@@ -82,8 +102,9 @@ async def test_whoever_settles_a_step_reads_its_own_note_of_the_last_attempt(row
             " FROM task WHERE job_id = $1",
             claimed.job_id,
         )
-    step = await found(rows, mine)
-    assert step == Unresolved(mine.lease.task_id, mine.lease.epoch, {"step": "a", "job": str(mine.job_id)})
+    assert await found(rows, mine) == Unresolved(
+        mine.lease.task_id, mine.lease.epoch, {"step": "a", "job": str(mine.job_id)}
+    )
     unnoted = await failed(rows)
     assert (await found(rows, unnoted)).note == {}
 
@@ -125,10 +146,10 @@ async def test_one_person_settles_a_failure_and_the_next_failure_is_settled_agai
     for one, tenant in ((other, "t"), (foreign, "other")):
         assert await adopt(rows, one, str(one.job_id), tenant)
     assert await resolving.latest(rows.connection, claimed.job_id, "t") is None
-    step = await found(rows, claimed)
+    failure = await found(rows, claimed)
     decisions: list[tuple[bool, Action, str]] = [(True, "give_up", "anna"), (False, "again", "bob")]
     for first, action, actor in decisions:
-        assert await resolving.write(rows.connection, claimed.job_id, "t", step, action, actor) is first
+        assert await resolving.write(rows.connection, claimed.job_id, "t", failure, action, actor) is first
         latest = await resolving.latest(rows.connection, claimed.job_id, "t")
         assert (latest["action"], latest["ref"], latest["actor"]) == ("give_up", None, "anna")
     await jobs.replay(rows.connection, claimed.job_id, "t")
