@@ -17,7 +17,7 @@ from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import AdmissionTerms, RunOf
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Suspending
-from leasehold.transitions.workflows import recording
+from leasehold.transitions.workflows import reading, recording
 from leasehold.transitions.workflows.records import Call, Recording
 from tests.factories import DIAMOND, THREE, Rows, assert_histories, assert_history
 from tests.support.lock_waits import until_waiting
@@ -351,3 +351,20 @@ async def test_a_retried_run_outlives_the_ended_workflow_that_started_it_and_no_
     await jobs.replay(rows.connection, of_running.job_id, "t")
     assert await journal(rows) == after
     await assert_histories(rows.connection)
+
+
+async def test_a_workflow_that_recorded_the_failure_of_a_run_reads_it_though_the_run_was_retried_since(
+    rows: Rows,
+) -> None:
+    child, workflow = await rows.leased(), await rows.leased()
+    await fail(rows, child)
+    error = {"code": "bad", "message": "no"}
+    for state, value in (("open", None), ("failed", error)):
+        call = Call("", 1, "start", "one", state, value, child=child.job_id)
+        await recording.record(rows.connection, [Recording(workflow.lease, (call,))])
+    await fail(rows, workflow)
+    await jobs.replay(rows.connection, child.job_id, "t")
+    await jobs.replay(rows.connection, workflow.job_id, "t")
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    (entry,) = (await reading.read(rows.connection, again.lease)).entries
+    assert (entry.state, entry.value) == ("failed", error)

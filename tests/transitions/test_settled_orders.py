@@ -109,6 +109,16 @@ async def test_whoever_settles_a_step_reads_its_own_note_of_the_last_attempt(row
     assert (await found(rows, unnoted)).note == {}
 
 
+async def test_a_step_whose_note_is_forgotten_begins_anew_and_the_other_steps_keep_theirs(rows: Rows) -> None:
+    """Otherwise it would ask for the order of its last attempt, and place none."""
+    claimed = await failed(rows)
+    await rows.connection.execute("INSERT INTO note (task_id, value) SELECT id, '{\"sent\": true}' FROM task")
+    await resolving.forget_note(rows.connection, await found(rows, claimed))
+    assert (await found(rows, claimed)).note == {}
+    noted = await rows.connection.fetch("SELECT t.step FROM note n JOIN task t ON t.id = n.task_id")
+    assert {row["step"] for row in noted} == {"b", "c"}
+
+
 async def test_of_two_who_settle_a_step_at_once_the_second_finds_it_retried(rows: Rows, another: Open) -> None:
     claimed, other = await failed(rows), await another()
     async with other.connection.transaction():

@@ -140,6 +140,18 @@ async def test_of_many_jobs_all_are_written_or_none(rows: Rows) -> None:
     await assert_histories(rows.connection)
 
 
+@pytest.mark.parametrize(("pipelines", "sizes"), [([ONE], [100, 100, 1]), ([ONE, THREE], [33] * 6 + [3])])
+async def test_many_jobs_are_written_in_pieces_of_about_a_hundred_steps(
+    rows: Rows, pipelines: list[Pipeline], sizes: list[int]
+) -> None:
+    """A statement for all of them would hold up everybody else. Each writes its hints into one row."""
+    many = [NewJob(pipelines[number % len(pipelines)], "t") for number in range(MANY)]
+    await jobs.submit(rows.connection, many)
+    batches = await rows.connection.fetch("SELECT cardinality(task_ids) AS size FROM outbox_batch ORDER BY id")
+    singles = await rows.connection.fetchval("SELECT count(*) FROM outbox")
+    assert [row["size"] for row in batches] + [1] * singles == sizes
+
+
 async def test_of_many_jobs_of_which_one_has_nothing_to_do_none_is_written(rows: Rows) -> None:
     """The connection serves its next statement, though a piece was being written when that was found."""
     many = [NewJob(ONE, "t") for _ in range(MANY)]
