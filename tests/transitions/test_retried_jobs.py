@@ -311,6 +311,23 @@ async def test_a_step_of_a_workflow_runs_again_whatever_another_workflow_has_cal
     assert statuses == {"only": "pending", "child#1": "pending"}
 
 
+async def test_a_run_goes_on_from_a_step_of_its_workflow_though_the_workflow_has_gone_on_since(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    steps = await children(rows)
+    await settlements.complete(rows.connection, [Completion(one.lease, value={"value": 1}) for one in steps])
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    await recording.record(rows.connection, [Recording(again.lease, (Call("", 3, "call", "f", "done", {}),))])
+    await fail(rows, again)
+    await jobs.replay(rows.connection, workflow.job_id, "t", from_step="child#1")
+    statuses = await rows.statuses(workflow.job_id)
+    assert statuses == {"only": "pending", "child#1": "pending", "child#2": "succeeded"}
+    await assert_history(rows, workflow.job_id)
+    due = await rows.claim_all()
+    await settlements.complete(rows.connection, [Completion(one.lease) for one in due])
+    assert (await rows.job(workflow.job_id))["status"] == "succeeded"
+    await assert_history(rows, workflow.job_id)
+
+
 async def test_the_steps_of_a_retried_workflow_that_its_failure_stopped_are_counted_once(rows: Rows) -> None:
     """One had failed before that, and its failure was counted then."""
     workflow = await failed_workflow(rows, step(1), step(2))
