@@ -74,7 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     judged = state.State(state.commit(), every)
     if not options.survivors:
-        unjudged = [mutant for mutant in chosen if _is_unjudged(judged.judgements.get(mutant.id), options.again)]
+        unnoticeable = equivalents()
+        unjudged = [
+            mutant
+            for mutant in chosen
+            if mutant.id not in unnoticeable and _is_unjudged(judged.judgements.get(mutant.id), options.again)
+        ]
         noticed = state.killers() | {one.id: one.by for one in judged.judgements.values() if one.verdict == "killed"}
         siblings = Siblings((mutant, noticed[mutant.id]) for mutant in every if mutant.id in noticed)
         choosing = Choosing(state.covering(), noticed, siblings, options.budget)
