@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "int
 class Input:
     """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload.
     `hint`: the explanation beside the field. `null_if_empty`: if the field is empty, its member in the payload is null.
-    Without `null_if_empty`, an empty field adds no member.
+    Without `null_if_empty`, an empty field adds no member. Exception: a required text or choice is then "".
     """
 
     name: str
@@ -77,8 +77,8 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
 def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> Any:
     """The payload that a person has filled in. The payload may not fit the schema: the endpoint checks that later.
 
-    Raises Invalid for text that is not the JSON or the number that its field expects. Raises Invalid also for JSON that
-    the API refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.
+    Raises Invalid for text that is not the JSON that its field expects. Raises Invalid also for JSON that the API
+    refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.
     """
     if [field.name for field in inputs] == [""]:
         return _typed_value(inputs[0], form.get("payload", ""), max_depth)

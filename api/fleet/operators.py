@@ -215,9 +215,10 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
         # With the pipelines, `declare` checks whether any job could count in the limit.
-        await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
+        limit_names = await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
         bounds = {"at_most": body.at_most, "per_minute": body.per_minute}
         await record(connection, caller, "limit.set", body.key, tenant_id=body.tenant_id, **bounds)
+    await publish_and_admit(services, hints=[], limits=limit_names)
     return json_response(body.model_dump())
 
 

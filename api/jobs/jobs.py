@@ -58,7 +58,7 @@ async def get_job(
     access = await find(services, caller, job_id)
     body = answer(access)
     etag = etag_of(services, access, body)
-    # A long poll: wait for the next change if the client has the current answer.
+    # A long poll: wait for the next change, unless the client's ETag shows that it has an older answer.
     if wait and access.row["finished_at"] is None and may_be_current(if_none_match, etag):
         await services.watch.changed(job_id, access.row["event_seq"], wait)
         access = await find(services, caller, job_id)
@@ -99,9 +99,9 @@ async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Respons
     operation_id="streamJobEvents",
     summary="Read or follow the events of a job",
     description="JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: "
-    "text/event-stream` server-sent events, one for each change: the stream ends after the last event, and a client "
-    "that reconnects with `Last-Event-ID` gets each event exactly once. If the job has ended and the client has "
-    "had its last event, the answer is 204.",
+    "text/event-stream` the answer is a stream of server-sent events, one for each change. The stream ends after the "
+    "last event, and a client that reconnects with `Last-Event-ID` gets each event exactly once. If the job has ended "
+    "and the client has had its last event, the answer is 204.",
     response_model=EventPage,
     responses=problems(MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
     | {

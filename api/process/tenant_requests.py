@@ -11,8 +11,8 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: One of this many connections stays free for other tenants, and at least one connection does.
-_LEFT_FOR_OTHERS = 10
+#: A tenant leaves one of so many connections free for other tenants, and at least one connection.
+_ONE_FREE_OF = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0
 #: The key of a request's state under which `begin` puts the function that counts the request as ended.
@@ -23,7 +23,7 @@ class TenantRequests:
     """The requests under way of each tenant. `connections`: how many connections the process accepts."""
 
     def __init__(self, connections: int) -> None:
-        self._at_most = connections - max(1, connections // _LEFT_FOR_OTHERS)
+        self._at_most = connections - max(1, connections // _ONE_FREE_OF)
         self._under_way: Counter[str] = Counter()
 
     def begin(self, state: dict[str, Any], tenant_id: str) -> None:

@@ -43,15 +43,16 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id. So workers of two
 #: tenants with the same id have different owners.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: `LeaseTerms` needs this number, but `claim_due` does not read it. The sweeper (a maintenance loop of the workers)
-#: bounds the losses: it fails a task that loses more than LEASEHOLD_MAX_LOSSES workers, because the task itself may
-#: make its workers fail.
+#: Without effect: `LeaseTerms` has this field, but `claim_due` does not read it. The sweeper (a maintenance loop of the
+#: workers) bounds the losses, by LEASEHOLD_MAX_LOSSES.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
 ]
 FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-_RESPONSES = problems({HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended"})
+_RESPONSES = problems(
+    {HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended"}
+)
 
 
 class _WorkerRequest(BaseModel):
@@ -232,7 +233,7 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
     """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
     Raises Conflict `lease_lost` if another tenant has the step.
 
-    False: the step is past its limit. This function has then ended the attempt, although the worker held the lease. The
+    False: the worker still held the lease, but the step is past its limit, so this function has ended the attempt. The
     caller must then write nothing. It must also raise no error inside the block, because an error would roll back the
     end of the attempt.
     """
@@ -277,7 +278,7 @@ async def report_progress(request: Request, task_id: UUID, body: ProgressReport,
     summary="Complete a task",
     description="The API reads and compares the bytes of each of `files` before it writes anything.",
     responses=problems({
-        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
+        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `file_not_announced`, `file_missing`, `file_mismatch`",
     }),
 )  # fmt: skip

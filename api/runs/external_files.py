@@ -63,7 +63,7 @@ class FileTickets(BaseModel):
     "announced again gets a new URL.",
     response_model=FileTickets,
     responses=problems({
-        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
+        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `too_many_files`, `files_too_large`, `file_mismatch`",
         HTTPStatus.TOO_MANY_REQUESTS: "`upload_quota_exceeded`, `storage_full`",
         HTTPStatus.SERVICE_UNAVAILABLE: "`store_not_configured`, `database_unavailable`",

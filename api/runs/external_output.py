@@ -32,7 +32,7 @@ _FIRST = (
     "first is stored."
 )
 _RESPONSES = problems({
-    HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
+    HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended",
     HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
 })  # fmt: skip
 

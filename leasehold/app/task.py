@@ -1,8 +1,8 @@
 """`Task`: a function that was declared with `@app.task`. A call runs the function in this process; `submit` lets a
 worker run it.
 
-The two subclasses are there for type checkers. PositionalTask is for functions with a positional parameter, and
-KeywordTask for all others.
+PositionalTask is for functions with a positional parameter, and KeywordTask for all others. They differ in what type
+checkers accept, and in what `submit_many` takes.
 """
 
 from __future__ import annotations
@@ -311,9 +311,9 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
-    """A task without parameters, or with keyword-only parameters. If a parameter has no default, a type checker accepts
-    the options of a submission only in `options(...)`. In `submit(...)` the type checker could not check that a call
-    with options also gives that parameter.
+    """A task without parameters, or with keyword-only parameters. If each parameter has a default, a type checker also
+    accepts the options of a submission in `submit(...)`. Otherwise it accepts them only in `options(...)`, because it
+    could not check that `submit(key=...)` also names the parameters without a default.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:

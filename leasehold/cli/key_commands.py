@@ -97,9 +97,9 @@ def rotate(
     ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
     as_json: AsJson = False,
 ) -> None:
-    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. If
-    the key was rotated before, it keeps the end of its first overlap, and the new successor ends at the same time: the
-    command says when.
+    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. A key
+    that was rotated before already has an end. A second rotation does not postpone it, and the second successor gets
+    the same end, which the command prints.
     """
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 

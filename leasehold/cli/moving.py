@@ -68,7 +68,8 @@ from leasehold.storage.s3 import PutRefused
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
-# Settings of the sessions, because the platform's own planner settings are for statements that find few rows.
+# Settings of this command's two connections. The planner settings of the platform suit statements that find few rows,
+# and a move reads whole tables.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -90,9 +91,8 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
     WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
 ) AS sealed WHERE credential IS NOT NULL
 """
-# The keys of open uploads, except keys that end with `/`. Such a key is the prefix of the files of a form. A client
-# sends a form to the API, not to the store. The old cell's API has refused late forms, so the old store has no files of
-# them.
+# The keys of open uploads to the store. A key that ends with `/` is left out: it is the prefix of the files of a form,
+# which a client sends to the API. The old cell's API refuses late forms, so the old store has no files of them.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """
@@ -117,7 +117,8 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """The old cell (`source`) and the new cell (`target`) of a move, with open connections and stores. `source_name`:
-    the old cell's name. `shares_store`: both cells have the same bucket, or none, so no object is copied or deleted.
+    the old cell's name. `shares_store`: both cells have the same bucket, or the old cell has none, so no object is
+    copied or deleted.
     """
 
     source: Connection
@@ -308,7 +309,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
     stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant moves to
-    another cell.
+    another cell, and `earlier_move_not_cleaned` if the cell from which it came still has its rows: the new row of this
+    cell would replace the one by which `clean` knows that they are the remains of a move.
     """
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
@@ -319,6 +321,13 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
+    if row is not None and row["from_cell"] != move.to:  # in a move back, the check above has found no remains
+        before = row["from_cell"]
+        raise Conflict(
+            "earlier_move_not_cleaned",
+            f"{move.tenant} came from cell {before}, which still has its rows: in cell {before}, run `leasehold cells"
+            f" move {move.tenant} --to {cells.source_name} --target-env FILE --clean` first.",
+        )
     await _check_seals(cells.source, other_settings, settings, move)
     await drop_copies(cells.target, move.tenant)
     if await _is_live(cells, move):  # a `clean` that was killed has left the row of an earlier move
@@ -550,7 +559,7 @@ async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None
 
 
 def _map_with_tenant(path: Path, move: Move) -> bytes:
-    """The text of the map with the tenant in its new cell. Raises Invalid `bad_map` for a wrong map."""
+    """The bytes of the map with the tenant in its new cell. Raises Invalid `bad_map` for a wrong map."""
     try:
         text = path.read_text(encoding="utf-8")
         cells = parse(text)
@@ -564,8 +573,9 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _change_map(path: Path, move: Move) -> None:
-    """Write the whole map, or leave the old map. Read the map again before, because the move of another tenant may have
-    changed it since this move began. The lock is a separate file, because a new file replaces the map's file.
+    """Replace the map's file in one step: a reader sees the old map or the new map. Read the map again before, because
+    the move of another tenant may have changed it since this move began. The lock is a separate file, because a new
+    file replaces the map's file.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

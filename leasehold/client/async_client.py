@@ -118,8 +118,9 @@ class AsyncClient:
     signal = _sends(calls.signal)
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer.
-        The error comes up to 10 seconds later if the API keeps a connection open without an answer.
+        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer:
+        up to 10 seconds later if it keeps a connection open. Raises Unavailable if the client's own `timeout` ends
+        first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

@@ -119,8 +119,9 @@ class Client:
     signal = _sends(calls.signal)
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer.
-        The error comes up to 10 seconds later if the API keeps a connection open without an answer.
+        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer:
+        up to 10 seconds later if it keeps a connection open. Raises Unavailable if the client's own `timeout` ends
+        first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -190,7 +191,9 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`; None: that of the name's ending."""
+        """Upload the picture at `path` and start its processing. `content_type`: of the picture. None: the
+        client takes it from the file's extension.
+        """
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)
         ticket = self.send(calls.upload_ticket(path, media_type))

@@ -100,7 +100,7 @@ class Tries:
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
-        if is_away:
+        if is_away or self._is_waited_for:
             raise self._unavailable(str(api_error))
         raise api_error
 

@@ -41,8 +41,8 @@ r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id, r.sc
 r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
 """
-#: SQL condition: the job `j` is not deleted and not past its retention. Otherwise retention may delete the job's
-#: objects at any moment.
+#: SQL condition: the job `j` is not deleted and not past its retention. Once a job is past its retention, its objects
+#: may be deleted at any moment, so no query shows it.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
 #: SQL condition: the job `j` with its run `r` is no bulk operation, or acts only on jobs of its own tenant. An
@@ -50,8 +50,8 @@ LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 #: may see it.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
-# `contained`: a workflow has started the step. Contained steps and their outputs come last. So the answer always has
-# the workflow's own step and its outputs, also if the answer cannot hold all contained steps.
+# `contained`: a workflow has started the step. Contained steps and their outputs are chosen last. So the answer always
+# has the workflow's own step and its outputs, also if the answer cannot hold all contained steps.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
 # statement cuts off the digest at the end of a key (transitions/concurrency/names.py), and leaves out limits of the
 # scopes of runs.
@@ -129,7 +129,8 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
     """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
-    letters of runs, and of pipelines that belong to no kind of work. `owned`: all pipelines that belong to a kind.
+    letters of runs, and of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
+    (leasehold/kinds).
     `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
     """
 
@@ -143,10 +144,10 @@ class DeadLetterFilter:
 
 # $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
 # `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed, $10 the most failed steps to
-# search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If the search ended early, the
-# last row has `walked` = $10 + 1. This is the step at which the search ended; it was not checked. `fingerprint`: the
-# same for dead letters of one template, step and code whose messages differ only in numbers and ids. `contained`: a
-# workflow started the task and decides what follows its failure, so the failed task is no dead letter.
+# search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If there are more than $10
+# failed steps, the last row is the step $10 + 1. No filter was applied to it: it only shows where the search ended.
+# `fingerprint`: the same for dead letters of one template, step and code whose messages differ only in numbers and ids.
+# `contained`: a workflow started the task and decides what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -161,7 +162,7 @@ FROM (
     WHERE tenant_id = $1 AND status = 'failed' AND NOT contained
       AND finished_at > coalesce($9::timestamptz, '-infinity')
       AND ($2::timestamptz IS NULL OR (finished_at, id) < ($2, $3::uuid))
-    ORDER BY finished_at DESC, id DESC LIMIT $10 + 1  -- read in this order, and only as far as the page needs
+    ORDER BY finished_at DESC, id DESC LIMIT $10 + 1
 ) AS t
 JOIN job j ON j.id = t.job_id
 LEFT JOIN run r ON r.job_id = t.job_id
@@ -305,8 +306,8 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 
 
 # The facts about each unfinished step of a job. $1 job, $2 tenant, $3 the most steps. To find the place of a waiting
-# step in its queue, PostgreSQL reads the tasks ahead of the step. All steps of the job share $4 such reads, so a job
-# with many waiting steps costs about as much as a job with one. (`share`: each step has at least 10 reads.)
+# step in its queue, PostgreSQL reads the tasks ahead of the step. The steps of the job share $4 such reads, so a
+# job with many waiting steps costs about as much as a job with one. But each step has at least 10 reads.
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -343,9 +344,9 @@ async def why_waiting(
 ) -> Sequence[Row]:
     """The facts that decide whether a worker can claim a step, for at most `at_most` unfinished steps that are not
     blocked. `handler`: the `pipeline.step` of the code that does the step. `later`: the step is not due yet. `lapsed`:
-    its lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the tasks before
-    the step in its queue; "at least" this many if `ahead` equals the row's `ahead_bound`. The parameter `max_ahead`:
-    all steps together count about this many tasks.
+    its lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the tasks of its
+    queue that are as urgent or more urgent, and have been due for longer; "at least" this many if `ahead` equals the
+    row's `ahead_bound`. The parameter `max_ahead`: all steps together count about this many tasks.
     """
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, max_ahead)
 

@@ -40,8 +40,9 @@ _MAX_REFUSALS = 4096
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
     """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
-    `wall_seconds`: for one question, however many payloads it has; a question also waits at most `wall_seconds` for its
-    tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that wait or run.
+    `wall_seconds`: for one try of a question, however many payloads it has; a question also waits at most
+    `wall_seconds` for its tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that
+    wait or run.
     """
 
     schema_max_size: int
@@ -227,7 +228,9 @@ class _Question:
         return digest.digest()
 
     def encode(self, *, with_schema: bool) -> bytes:
-        """The question as the child reads it. `with_schema`: False leaves the schema out, if the child may have it."""
+        """The question as the child reads it. `with_schema`: False leaves the schema out, because the child may still
+        have it. A question that checks a schema (`at_most`) always has the schema.
+        """
         body: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(text) for text in self.payloads]}
         if with_schema or self.at_most is not None:
             body["schema"] = orjson.Fragment(self.schema)

@@ -207,8 +207,8 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`. The group `*` of the
-    setting stands for every person.
+    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`. In the setting
+    `console_oidc_roles`, the group `*` stands for every person.
     """
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():

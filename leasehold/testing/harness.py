@@ -110,7 +110,8 @@ class TestApp:
         """Run a worker until nothing is due: no task, no tick of a schedule, no webhook delivery. Tasks that wait for a
         later time stay.
 
-        Raises TimeoutError, which names the work that is left. Call it outside of an event loop; inside, call `adrain`.
+        Raises TimeoutError, which names the work that is left, or the point of `die_at` that no worker reached. Call it
+        outside of an event loop; inside, call `adrain`.
         """
         self._server.portal.call(self._drain(timeout))
 
@@ -123,9 +124,9 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. Presence
-            # (a lock of the worker's connection to PostgreSQL) also shows that a worker is dead. But on a busy machine
-            # the worker may have died before it took the lock.
+            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. Mostly the
+            # next worker would see the death itself: the presence lock of the dead worker's connection to PostgreSQL is
+            # free. But on a busy machine the worker may have died before it took this lock.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
@@ -210,7 +211,7 @@ class TestApp:
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
         `commit.NAME`: a transaction has committed; NAME names it (leasehold/db/commit_points.py). The worker process
         imports the app, so the app must be a module-level variable.
-        Raises DeclarationError for a point of another form.
+        Any other failpoint of leasehold/runtime/failpoints.py will do, too. Raises DeclarationError for an unknown one.
         """
         failpoints.check(point)
         self._death_point = point

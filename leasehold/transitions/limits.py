@@ -118,9 +118,11 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
     )
 
 
-async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
+async def declare(
+    connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit
+) -> list[ConcurrencyLimitName]:
     """Declare a limit, or change its bounds. The limit applies to jobs that are submitted from now on. The new bounds
-    also apply immediately to jobs that wait at the limit already.
+    also apply immediately to jobs that wait at the limit already. Returns the limits that may have room now.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
     """
@@ -136,7 +138,7 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
             limit.at_most,
             limit.per_minute,
         )
-        await _follow(connection, limit)
+        return [(limit.tenant_id, limit.key), *await _follow(connection, limit)]
 
 
 async def _lock_changes(connection: Connection) -> None:

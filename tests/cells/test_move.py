@@ -18,6 +18,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from asyncpg import Connection
+from pydantic import SecretStr
 
 from leasehold.cli import moving
 from leasehold.cli.moving import Move, abort, clean, move_tenant, state_of_move
@@ -31,6 +32,7 @@ from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of
 from tests.cells.conftest import DEMONSTRATIONS, Cell, Two, last_json
 from tests.support.bucket import Bucket
+from tests.support.databases import Databases
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -351,6 +353,26 @@ async def test_what_a_killed_clean_left_does_not_look_like_the_switch_of_the_nex
     before = await numbers(two.a)
     await moved(two)
     assert await numbers(two.b) == before
+
+
+async def test_a_tenant_moves_on_only_when_the_cell_before_has_been_cleaned(
+    two: Two, postgres: Databases, migrated_template: str
+) -> None:
+    """Nothing would know any more that the tenant's rows in the first cell are the remains of a move."""
+    await submit(two.a.running.url, await two.a.key())
+    before = await numbers(two.a)
+    await moved(two)
+    third = await postgres.lend(migrated_template)
+    a, b = settings_of(two.a), settings_of(two.b)
+    c = b.model_copy(update={"cell": "c", "database_url": SecretStr(third)})
+    with pytest.raises(Conflict, match=r"came from cell a.*--to b .*--clean") as refused:
+        await move_tenant(b, c, Move("acme", "c"))
+    assert refused.value.code == "earlier_move_not_cleaned"
+    assert await rows_of_moves(two) == ["moved", "live"]
+    assert (await clean(a, b, MOVE))["stage"] == "cleaned"
+    assert (await move_tenant(b, c, Move("acme", "c")))["stage"] == "moved"
+    assert await numbers(Cell("c", two.b.running, third, two.b.path)) == before
+    await postgres.give_back(third, migrated_template)
 
 
 _KILLED = """

@@ -202,7 +202,7 @@ async def test_an_answer_from_elsewhere_than_the_api_is_no_success_and_its_addre
 # --- runs and jobs
 
 
-@pytest.mark.parametrize("failure", ["lose", "break", "503", "silent"])
+@pytest.mark.parametrize("failure", ["lose", "break", "503", "429", "silent"])
 async def test_who_waits_for_a_run_hears_in_time_that_the_api_does_not_answer(
     api: Either, front: Front, outside: str, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:

@@ -1,6 +1,6 @@
 """The duties of the leading worker (the worker that is elected for maintenance) for generations. It deletes expired
-source images. When a generation expires, it withdraws the order at the provider. When a generation is deleted before
-its order is withdrawn, it copies the order into the withdrawal (the job that cancels the order).
+source images. When a generation expires, it submits a withdrawal: a job that cancels the order at the provider. Before
+a generation is deleted, it copies the order into the withdrawal that has not ended, because the withdrawal needs it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WITHDRAWALS = Withdrawals(
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. Called once."""
+    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`."""
 
     async def delete(key: str) -> None:
-        # If the object exists already, an upload of the same image does not write it again. An upload between the check
-        # of the row and the deletion would lose its object. So after `condemn_source`, uploads of the image are
-        # refused.
+        # An upload of an image that is stored already does not write the object again. If such an upload came just
+        # before the deletion, its image would be lost. So `condemn_source` first marks the row: from then on, uploads
+        # of the image are refused.
         async with context.connections() as connection:
             is_condemned = await condemn_source(connection, key)
         if is_condemned:

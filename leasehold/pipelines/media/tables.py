@@ -1,4 +1,4 @@
-"""The table `media`: one row for each uploaded picture, with its job once it has one."""
+"""The table `media`: one row for each picture, from when its upload is announced, with its job once it has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What clients and operators do to jobs: `submit`, `request_cancel`, `delete`, `replay`, `resolve`."""
+"""What clients, operators and maintenance do to jobs: `submit`, `request_cancel`, `delete`, `replay`, `resolve` (a
+failed step whose outcome was unknown), `forget`.
+"""
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones

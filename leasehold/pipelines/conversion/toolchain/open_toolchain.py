@@ -191,7 +191,7 @@ class _BothModels:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
     def agreement(self) -> float:
-        """The share of the samples to which both models give the same top-1 answer, for the output with the least."""
+        """Of each output, the share of the samples to which both models give the same top-1 answer: the smallest."""
         return min(output["top1_agreement"] for output in self.comparison.figures().values())
 
     def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:
@@ -206,8 +206,8 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the model that was made last. `layers`: the layers of the model without float layers,
-    which is made before any other, sorted by their noise. `find_layers` sets it when it is called for that model.
+    `both_models`: the figures of the model that was made last. `layers`: the layers of the first model, which is int8
+    as a whole. The layer that adds the most noise comes first. None: `find_layers` was not called yet.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
@@ -232,7 +232,7 @@ class _Quantisation:
         return self.both_models.agreement()
 
     def find_layers(self) -> Sequence[NoisyLayer]:
-        """The layers of the model that was made last, the noisiest first."""
+        """The layers of the model that was made last. The layer that adds the most noise comes first."""
         report_progress(self._work, 85 if self.layers is None else _GUARD_PERCENT, "finding the worst layers")
         layers = noisiest_layers(self._source, self._target, self._inputs, self._work.directory)
         if self.layers is None:

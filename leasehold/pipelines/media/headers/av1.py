@@ -220,7 +220,7 @@ def _read_timing(bits: Bits) -> _Timing:
     return _Timing(0 if has_equal_intervals else presentation_bits, removal_bits, buffer_delay_bits, has_model=True)
 
 
-def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _OperatingPoint:  # noqa: FBT001 - read above
+def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _OperatingPoint:  # noqa: FBT001 - a field that `_read_sequence` has read
     layers = bits.unsigned(12)
     if bits.unsigned(5) >= _FIRST_LEVEL_WITH_TIERS:
         bits.flag()  # seq_tier
@@ -235,8 +235,9 @@ def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _Operat
 def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
     """uncompressed_header(), up to the size. None: the frame has the size of an earlier frame.
 
-    The first frame must be a key frame that is shown, as the AVIF standard demands. Decoders read the tiles of a grid
-    as one stream. Because each tile begins with a key frame, no tile can use a frame of another tile.
+    The first frame must be a key frame that is shown, as the AVIF standard demands. A decoder reads the tiles
+    of a grid as one stream, and this module reads each tile by itself. That is safe because each tile begins with a key
+    frame: so no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
     # The header of a frame that is shown again ends here. `frame` is then only a stand-in: the code below reads nothing
@@ -303,5 +304,5 @@ def _skip_references(bits: Bits, sequence: _Sequence) -> None:
     is_short = sequence.order_bits > 0 and bits.flag()  # frame_refs_short_signaling
     if is_short:
         bits.unsigned(6)  # last_frame_idx, gold_frame_idx
-    index_bits = 0 if is_short else 3  # of ref_frame_idx; then delta_frame_id_minus_1
+    index_bits = 0 if is_short else 3  # ref_frame_idx of each reference; delta_frame_id_minus_1 follows it
     bits.unsigned(_REFERENCES * (index_bits + sequence.id_delta_bits))

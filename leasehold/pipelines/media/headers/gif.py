@@ -1,4 +1,4 @@
-"""Reads the header of a GIF file: the smallest canvas that holds every frame, and the number of frames."""
+"""Reads the header of a GIF file: the declared canvas, enlarged if a frame exceeds it, and the number of frames."""
 
 from __future__ import annotations
 
