@@ -562,7 +562,7 @@ async function* serverEvents(answer) {
  */
 function withTimeout(signal, milliseconds = TRY) {
   if (signal !== undefined && !("any" in AbortSignal)) return signal; // Node.js before 20.3
-  const timeout = AbortSignal.timeout(Math.min(TRY, milliseconds));
+  const timeout = AbortSignal.timeout(Math.ceil(Math.min(TRY, milliseconds)));
   return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 
