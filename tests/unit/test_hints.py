@@ -98,3 +98,14 @@ def test_a_pool_that_forgets_its_hints_has_none() -> None:
     hints.clear()
     assert not hints
     assert hints.take() is None
+
+
+def test_a_tenant_s_own_hints_do_not_hide_who_has_two_less() -> None:
+    shares = Shares(2)
+    hints = Hints(shares)
+    shares.take("a")
+    shares.take("a")
+    put(hints, "a")
+    assert not hints.lighter_tenant_waits("a")
+    put(hints, "b")
+    assert hints.lighter_tenant_waits("a")
