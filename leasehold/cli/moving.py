@@ -309,8 +309,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
     stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant moves to
-    another cell, and `earlier_move_not_cleaned` if the cell from which it came still has its rows: the new row of this
-    cell would replace the one by which `clean` knows that they are the remains of a move.
+    another cell, and `earlier_move_not_cleaned` if the move that brought it here is not cleaned: the new row of this
+    cell would replace the one by which `clean` knows the remains in the cell before.
     """
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
@@ -325,8 +325,8 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         before = row["from_cell"]
         raise Conflict(
             "earlier_move_not_cleaned",
-            f"{move.tenant} came from cell {before}, which still has its rows: in cell {before}, run `leasehold cells"
-            f" move {move.tenant} --to {cells.source_name} --target-env FILE --clean` first.",
+            f"{move.tenant} came from cell {before}, and that move is not cleaned: in cell {before}, run `leasehold"
+            f" cells move {move.tenant} --to {cells.source_name} --target-env FILE --clean` first.",
         )
     await _check_seals(cells.source, other_settings, settings, move)
     await drop_copies(cells.target, move.tenant)

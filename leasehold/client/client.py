@@ -191,8 +191,8 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: of the picture. None: the
-        client takes it from the file's extension.
+        """Upload the picture at `path` and start its processing. `content_type`: of the picture. None: the client takes
+        it from the file's extension.
         """
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)

@@ -130,8 +130,7 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 class DeadLetterFilter:
     """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
     letters of runs, and of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
-    (leasehold/kinds).
-    `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
+    (leasehold/kinds). `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool

@@ -155,14 +155,14 @@ async def test_refused_content_is_not_bought(providers: Providers, simulator: Si
 @pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
 async def test_a_wrong_credential_is_refused_and_never_told(providers: Providers, name: str, kind: Kind) -> None:
     wrong = "AKwrong:s3cret" if name == "jimeng" else "s3cret"
-    with pytest.raises(Rejected) as said:
+    with pytest.raises(NoAccess) as said:
         await providers[name].submit(order(name, kind, "x"), wrong)
     assert said.value.code == "provider_unauthorized"
     assert "s3cret" not in f"{said.value} {said.value.message}"
 
 
 async def test_a_credential_of_the_wrong_form_goes_nowhere(providers: Providers, simulator: Simulator) -> None:
-    with pytest.raises(Rejected, match="access key:secret key"):
+    with pytest.raises(NoAccess, match="access key:secret key"):
         await providers["jimeng"].submit(order("jimeng", "image", "x"), "no colon")
     assert simulator.requests == []
 
@@ -208,7 +208,7 @@ async def test_a_cancel_with_a_revoked_key_is_no_answer_about_the_order(
     provider, wanted = providers[name], order(name, kind, "#never")
     taken = await provider.submit(wanted, CREDENTIALS[name])
     assert isinstance(taken, Accepted)
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(NoAccess) as refused:
         await provider.cancel(taken.ref, wanted, "revoked")
     assert refused.value.code == "provider_unauthorized"
 
@@ -241,7 +241,7 @@ async def test_a_credential_that_no_header_can_have_buys_nothing(
     providers: Providers, simulator: Simulator, name: str
 ) -> None:
     """The outcome is known, so the order does not wait for a person who looks for it at the provider."""
-    with pytest.raises(Rejected) as said:
+    with pytest.raises(NoAccess) as said:
         await providers[name].submit(order(name, "image", "x", model="o/m"), "clé:secret")
     assert said.value.code == "header_malformed"
     assert simulator.bought == []

@@ -91,15 +91,15 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """The provider refuses the request for good: the order or the credential is bad, it refuses the content, or the
-    generation failed. A submit that was rejected has bought nothing.
+    """The provider refuses the request for good: the order is bad, it refuses the content, or the generation failed. A
+    submit that was rejected has bought nothing.
     """
 
 
-class NoAccess(Rejected):
+class NoAccess(ProviderError):
     """This installation has no access to the provider: the credential is missing or refused, the account cannot pay, or
-    the settings forbid the request. An operator can mend that. The error says nothing about an order that the provider
-    has accepted: the order may be finished, and it is paid for.
+    the settings forbid the request. An operator can mend that. This request has bought nothing. The error says nothing
+    about an order that the provider has accepted: the order may be finished, and it is paid for.
     """
 
 
@@ -132,7 +132,7 @@ class Provider(Protocol):
     def honours_token(self) -> bool: ...
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
-        """Send the order. Raises Rejected, TryLater or OutcomeUnknown."""
+        """Send the order. Raises Rejected, NoAccess, TryLater or OutcomeUnknown."""
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
         """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), or NoAccess,

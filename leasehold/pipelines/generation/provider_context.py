@@ -30,15 +30,15 @@ class ProviderContext:
     egress: Egress
     sealing: Sealing
 
-    def provider(self, params: GenerationParams) -> Provider:
-        """The provider of the order. Raises NoAccess `unknown_provider` if the installation no longer has it."""
-        return measured(self.providers[params.provider])
+    def access(self, params: GenerationParams) -> tuple[Provider, str]:
+        """The provider of the order, and the client's credential. If the client sent none: the installation's own.
 
-    def credential(self, params: GenerationParams) -> str:
-        """The client's credential. If the client sent none: the installation's own.
-
-        Raises NoAccess `credential_unreadable` or `credential_missing`.
+        Raises NoAccess `unknown_provider` (the installation no longer has it), `credential_unreadable` or
+        `credential_missing`.
         """
+        return measured(self.providers[params.provider]), self._credential(params)
+
+    def _credential(self, params: GenerationParams) -> str:
         if params.credential is not None:
             try:
                 return self.sealing.open(params.credential.encode()).decode()

@@ -53,7 +53,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
     try:
-        provider, credential = provider_context.provider(params), provider_context.credential(params)
+        provider, credential = provider_context.access(params)
     except NoAccess as error:
         raise Permanent(error.code, error.message) from None
     # A provider that honours the order's token does not sell the same order twice.
@@ -71,7 +71,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         tries = note.get("tries", 0) + 1
         # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
         return Snooze(_retry_delay(params, error, tries, seconds_left), {"tries": tries, "last_error": error.message})
-    except Rejected as error:
+    except (NoAccess, Rejected) as error:
         # This note has no `asked_at` either: after a retry of the job, the step may order.
         raise await _recorded_rejection(attempt, error, {}) from None
     except OutcomeUnknown as error:
@@ -103,7 +103,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
         return Snooze(_with_jitter(params.poll_seconds), first_note)
     seconds_left = await _seconds_left(attempt)
     try:
-        provider, credential = provider_context.provider(params), provider_context.credential(params)
+        provider, credential = provider_context.access(params)
         answer = await provider.poll(note["ref"], order_of(params, attempt.job_id, seconds_left), credential)
     except (NoAccess, TryLater, OutcomeUnknown) as error:
         if seconds_left <= 0:
@@ -215,11 +215,11 @@ async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Perma
     """
     params, provider_context = _params_and_context(attempt)
     try:
-        provider, credential = provider_context.provider(params), provider_context.credential(params)
+        provider, credential = provider_context.access(params)
         await provider.cancel(note["ref"], order_of(params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
-        if isinstance(error, NoAccess) or not isinstance(error, Rejected):
+        if not isinstance(error, Rejected):
             settings = provider_context.settings
             async with attempt.connection() as connection, connection.transaction():
                 await connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", attempt.job_id)
@@ -232,7 +232,7 @@ def _too_late_message(note: dict[str, Any]) -> str:
     return "The generation did not finish in time." + (f" Last error: {last_error}" if last_error else "")
 
 
-async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str, Any]) -> Permanent:
+async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note: dict[str, Any]) -> Permanent:
     """Write the note with the provider's own code, which the API shows. After a retry of the job, an attempt reads the
     rest of the note. Returns the error to raise.
     """

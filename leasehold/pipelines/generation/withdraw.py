@@ -46,7 +46,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         return {"stopped": False, "because": "no order at the provider is known"}
     order_params = GenerationParams.model_validate(generation.params)
     try:
-        provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
+        provider, credential = provider_context.access(order_params)
         # `cancel` takes the order's description, which must have a deadline: give it the shortest, one second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except (NoAccess, OutcomeUnknown) as error:  # the order goes on, and costs money
