@@ -19,7 +19,7 @@ from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
 
 _PAGE_LINES = 1000  # the most that the API returns
-#: The pause after a stream that broke, in seconds.
+#: The pause after a stream that broke, or that had no lines, in seconds.
 _PAUSE_SECONDS = 1.0
 _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 
@@ -69,6 +69,8 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
                 if has_ended:
                     return
                 has_ended = client.get(path)["finished_at"] is not None
+                if not has_ended:
+                    time.sleep(_PAUSE_SECONDS)  # a proxy may end each stream at once
         except Interrupted:
             time.sleep(_PAUSE_SECONDS)
 

@@ -298,8 +298,6 @@ class AsyncClient:
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
         """Yield the items until the job ends. After a lost connection, a new connection resumes after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended before this connection began. If so, a connection without items is the last.
-        has_ended = False
         while True:
             call = following.connect()
             try:
@@ -313,9 +311,9 @@ class AsyncClient:
                                 yield item
             except httpx2.TransportError as error:
                 pause = following.after_error(error)
+            if pause is None and not following.advanced:  # this connection brought no item: perhaps no item is left
+                if following.job_has_ended:
+                    return
+                pause = following.after_nothing(await self.send(calls.get_job(following.job_id)))
             if pause is not None:
                 await asyncio.sleep(pause)
-            elif not following.advanced:  # this connection brought no item: perhaps no item is left
-                if has_ended:
-                    return
-                has_ended = (await self.send(calls.get_job(following.job_id))).ended

@@ -299,8 +299,6 @@ class Client:
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
         """Yield the items until the job ends. If a connection is lost, the next one resumes after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended before this connection began. If so, a connection without items is the last.
-        has_ended = False
         while True:
             call = following.connect()
             try:
@@ -313,9 +311,9 @@ class Client:
                             yield from following.items(text)
             except httpx2.TransportError as error:
                 pause = following.after_error(error)
+            if pause is None and not following.advanced:  # this connection brought no item: perhaps no item is left
+                if following.job_has_ended:
+                    return
+                pause = following.after_nothing(self.send(calls.get_job(following.job_id)))
             if pause is not None:
                 time.sleep(pause)
-            elif not following.advanced:  # this connection brought no item: perhaps none is left
-                if has_ended:
-                    return
-                has_ended = self.send(calls.get_job(following.job_id)).ended

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import httpx2
 
+from leasehold.client import models
 from leasehold.client.calls import Call, Feed
-from leasehold.client.retrying import Tries
+from leasehold.client.retrying import Tries, pause_after
 from leasehold.client.sse import Parser
 
 T = TypeVar("T")  # an item of the feed
@@ -28,6 +29,9 @@ class Following(Generic[T]):
         self._tries: Tries | None = None  # of a request that has no answer yet; None: there is no such request
         self._last_number = str(feed.after)  # of the last item
         self._number_at_connect = self._last_number  # the last number when this connection began
+        #: Whether the job had ended before this connection began. If so, a connection without items is the last.
+        self.job_has_ended = False
+        self._empty_connections = 0  # in a row: connections that ended without an item while the job went on
         self._parser = Parser()
         self._call: Call[Any]  # the request of this connection
 
@@ -61,6 +65,7 @@ class Following(Generic[T]):
     def items(self, text: str) -> Iterator[T]:
         """The items that this piece of the answer completes."""
         for event in self._parser.feed(text):
+            self._empty_connections = 0
             self._last_number = event.id or self._last_number
             yield self._feed.parse(event.name, event.data)
 
@@ -68,6 +73,19 @@ class Following(Generic[T]):
     def advanced(self) -> bool:
         """Whether this connection has brought an item."""
         return self._last_number != self._number_at_connect
+
+    def after_nothing(self, job: models.Job) -> float | None:
+        """Seconds until the next connection, after one that ended without an item; None: at once. `job`: as it
+        was read after that connection. If it has ended, one connection more brings the last items, if any are left.
+
+        The API ends a connection without items after ten minutes. But a proxy may end each one at once: so the pause
+        grows with each such connection in a row.
+        """
+        self.job_has_ended = job.ended
+        if job.ended:
+            return None
+        self._empty_connections += 1
+        return pause_after(self._empty_connections)
 
     @property
     def job_id(self) -> str:

@@ -119,12 +119,17 @@ class Tries:
         with each failure. None: the next try would come after the deadline.
         """
         self._failures += 1
-        longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures - 1, _MAX_DOUBLINGS))
-        pause = (least_seconds or 0.0) + random.uniform(longest_pause / 2, longest_pause)  # noqa: S311 - no secret
+        pause = (least_seconds or 0.0) + pause_after(self._failures)
         return pause if monotonic() + pause < self._deadline else None
 
     def _unavailable(self, reason: str) -> Unavailable:
         return Unavailable(self._url, self._seconds, reason, self._call.key)
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until the next try after so many failures in a row: random, below a bound that doubles with each."""
+    longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, _MAX_DOUBLINGS))
+    return random.uniform(longest_pause / 2, longest_pause)  # noqa: S311 - no secret
 
 
 def problem_of(answer: httpx2.Response) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class Api:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.paused: list[int] = []  # how much had been asked for at each pause
 
     def get(self, _path: str) -> dict[str, Any]:
         self.asked.append("job")
@@ -31,7 +32,8 @@ class Api:
 
 
 def test_a_quiet_job_is_followed_through_a_restart_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_PAUSE_SECONDS", 0.0)
     api: Any = Api()
+    monkeypatch.setattr(logs.time, "sleep", lambda _seconds: api.paused.append(len(api.asked)))
     assert list(logs._follow(api, "id", 0, None, None)) == []
     assert api.asked == ["job", "stream", "job", "stream", "stream", "job", "stream", "job", "stream"]
+    assert api.paused == [3, 4, 6]  # after each failure, and after a stream without a line whose job goes on

@@ -20,6 +20,7 @@ REFUSALS = {
     "502": (502, b"<html>a proxy</html>", None),
     "moved": (307, b'{"runs":[]}', None),
     "page": (200, b"<html>a sign-in page</html>", None),
+    "empty": (200, b"", None),
     "list": (200, b'["another server"]', None),
     "another object": (200, b'{"message":"another server"}', None),
     "refusing list": (400, b'["another server"]', None),

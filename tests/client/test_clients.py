@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from inspect import isawaitable, signature
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -385,6 +386,20 @@ async def test_a_feed_that_was_quiet_for_longer_than_the_timeout_is_resumed(
         await asyncio.sleep(0.01)
     await maker.succeed(job_id)
     assert (await following)[-1].status == "succeeded"
+
+
+async def test_a_feed_whose_connections_end_at_once_is_not_asked_for_without_a_pause(
+    api: Either, front: Front, maker: Maker
+) -> None:
+    job_id = await maker.make("run")
+    front.failures = ["empty", "ok"] * 3  # a feed's connection, and then the question whether the job has ended
+    began_at = monotonic()
+    following = asyncio.create_task(api.all("events", job_id))
+    while front.failures:
+        await asyncio.sleep(0.01)
+    await maker.succeed(job_id)
+    assert (await following)[-1].status == "succeeded"
+    assert monotonic() - began_at >= 0.1 + 0.2 + 0.4  # the shortest pauses: they grow
 
 
 async def test_a_feed_ends_with_its_job(api: Either, maker: Maker, rows: Connection) -> None:

@@ -353,7 +353,11 @@ const silent = (_, {{ signal }}) => {{
   tries++;
   return new Promise((_resolve, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
 }};
-for (const fetch of [lost, silent]) {{
+const busy = async () => {{
+  tries++;
+  return new Response('{{"code":"rate_limited"}}', {{ status: 429 }});
+}};
+for (const fetch of [lost, silent, busy]) {{
   const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: 3600, fetch }});
   for (const timeout of [0, 0.5, 0.1001]) {{
     tries = 0;
@@ -368,7 +372,33 @@ process.exit();
 async def test_who_waits_for_a_job_hears_in_time_that_the_api_does_not_answer() -> None:
     async with asyncio.timeout(60):
         out = await evaluated(WAITS)
-    assert out.decode().splitlines() == ["Unavailable true"] * 6
+    assert out.decode().splitlines() == ["Unavailable true"] * 9
+
+
+#: Follows a feed whose connections end at once, as a proxy may end them. Prints the pauses between them.
+EMPTY = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const times = [];
+const fetch = async (url) => {{
+  const isFeed = String(url).includes("/events");
+  if (isFeed) times.push(performance.now());
+  const status = times.length < 4 ? "running" : "succeeded";
+  return new Response(isFeed ? "" : JSON.stringify({{ status }}), {{ status: 200 }});
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", fetch }});
+for await (const _ of leasehold.events("j")) throw new Error("there is none");
+console.log(...times.slice(1).map((time, i) => Math.round(time - times[i])));
+"""
+
+
+@needs_node
+async def test_a_feed_whose_connections_end_at_once_is_not_asked_for_without_a_pause() -> None:
+    async with asyncio.timeout(60):
+        first, second, third, last = map(int, (await evaluated(EMPTY)).split())
+    assert first >= 100
+    assert second >= 200
+    assert third >= 400
+    assert last < third  # the job had ended before the fifth connection, the last one
 
 
 @needs_node

@@ -276,7 +276,8 @@ export class Leasehold {
     const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
     const send = this.#sender(method, path, { ...options, key });
     const { within = Infinity } = options;
-    const tries = new Tries(Math.min(this.#timeout, within * 1000), Boolean(options.keyed || options.safe), key, options.signal);
+    const repeatable = Boolean(options.keyed || options.safe);
+    const tries = new Tries(Math.min(this.#timeout, within * 1000), repeatable, key, options.signal, within !== Infinity);
     for (;;) {
       let answer;
       try {
@@ -358,6 +359,8 @@ export class Leasehold {
     let pending;
     /** Whether the job had ended before this connection began: then one without items is the last. */
     let hasEnded = false;
+    /** Connections in a row that ended without an event while the job went on. A proxy may end each one at once. */
+    let empty = 0;
     const tries = () => (pending ??= new Tries(this.#timeout, true, undefined, signal));
     for (;;) {
       const before = last;
@@ -378,9 +381,13 @@ export class Leasehold {
         await sleep(tries().lost(error));
         continue;
       }
-      if (last !== before) continue;
+      if (last !== before) {
+        empty = 0;
+        continue;
+      }
       if (hasEnded) return;
       hasEnded = ENDED.has((await this.get(id)).status);
+      if (!hasEnded) await sleep(pauseAfter(empty++));
     }
   }
 }
@@ -394,6 +401,7 @@ class Tries {
   #repeatable;
   #key;
   #signal;
+  #waitedFor;
   #until;
 
   /**
@@ -401,8 +409,10 @@ class Tries {
    * @param {boolean} repeatable whether a try whose answer was lost may be repeated
    * @param {string | undefined} key
    * @param {AbortSignal | undefined} signal the caller's: once it is aborted, no try follows
+   * @param {boolean} [waitedFor] whether `timeout` is the caller's own: then its end is Unavailable, whatever the API answered
    */
-  constructor(timeout, repeatable, key, signal) {
+  constructor(timeout, repeatable, key, signal, waitedFor = false) {
+    this.#waitedFor = waitedFor;
     this.#signal = signal;
     this.#timeout = timeout;
     this.#repeatable = repeatable;
@@ -437,7 +447,7 @@ class Tries {
     this.mayBeDone ||= away; // a proxy lost the answer, or the API its connection to the database
     const pause = this.#pause(Number(answer.headers.get("Retry-After") ?? 0) * 1000 || 0);
     if (pause !== undefined) return pause;
-    throw away ? this.#unavailable(refused.message) : refused;
+    throw away || this.#waitedFor ? this.#unavailable(refused.message) : refused;
   }
 
   /**
@@ -480,8 +490,7 @@ class Tries {
 
   /** @param {number} atLeast */
   #pause(atLeast) {
-    const longest = Math.min(LAST_PAUSE, FIRST_PAUSE * 2 ** this.#failed++);
-    const pause = atLeast + longest * (0.5 + Math.random() / 2);
+    const pause = atLeast + pauseAfter(this.#failed++);
     return Date.now() + pause < this.#until ? pause : undefined;
   }
 
@@ -491,6 +500,14 @@ class Tries {
     const stopped = /[.!?]$/.test(reason) ? reason : `${reason}.`;
     return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${stopped}${hint}`, this.#key);
   }
+}
+
+/**
+ * The milliseconds until the next try, after one failure and `more` before it: random, below a bound that doubles with each.
+ * @param {number} more
+ */
+function pauseAfter(more) {
+  return Math.min(LAST_PAUSE, FIRST_PAUSE * 2 ** more) * (0.5 + Math.random() / 2);
 }
 
 /**
