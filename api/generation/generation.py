@@ -133,11 +133,11 @@ async def _create(
         if job_id is None:
             submitted, charge_fields = await _submit(services, connection, caller, new_generation)
             limit_fields.update(charge_fields)
-            if submitted is not None:
+            if isinstance(submitted, UUID):  # another request has written the same order since the query above
+                job_id = submitted
+            else:
                 submissions.append(submitted)
                 job_id = new_generation.job.id
-            else:  # another request has written the same order since the query above
-                job_id = await generations.existing_order(connection, new_generation)
         answer_body = GenerationAccepted(
             created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id)
         )
@@ -153,16 +153,16 @@ async def _create(
 
 async def _submit(
     services: Services, connection: Connection, caller: Caller, new_generation: NewGeneration
-) -> tuple[Submitted | None, dict[str, str]]:
+) -> tuple[Submitted | UUID, dict[str, str]]:
     """Write the job, and charge the caller. Returns what was submitted, and the RateLimit fields.
 
-    None in place of the submission: another request has just submitted the same order. This function then refunds the
-    charge.
+    A UUID in place of the submission: another request has just submitted the same order, with this job. This function
+    then refunds the charge.
     """
     queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
     async with services.admission.submitting(connection, caller.payer, queues) as charge:
         submitted = await generations.create(connection, new_generation)
-        if submitted is None:
+        if isinstance(submitted, UUID):
             await services.admission.refund(connection, caller.payer)
     return submitted, charge.fields
 

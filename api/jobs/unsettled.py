@@ -162,7 +162,7 @@ async def _read_webhooks(
     items = [
         {
             "webhook_id": row["webhook_id"], "tenant_id": row["tenant_id"], "kind": "webhook",
-            "since": row["created_at"], "because": row["disabled_because"], "system": shown_host(row["url"]),
+            "since": row["since"], "because": row["disabled_because"], "system": shown_host(row["url"]),
         }
         for row in rows[:limit]
     ]  # fmt: skip

@@ -114,7 +114,8 @@ ORDER BY id DESC LIMIT $3
 
 _WEBHOOKS = """
 -- unsettled_webhooks
-SELECT id AS webhook_id, tenant_id, url, disabled_because, created_at FROM webhook
+-- An earlier release wrote no `disabled_at`.
+SELECT id AS webhook_id, tenant_id, url, disabled_because, coalesce(disabled_at, created_at) AS since FROM webhook
 WHERE tenant_id = $1 AND NOT enabled AND disabled_because IS NOT NULL AND ($2::uuid IS NULL OR id < $2)
 ORDER BY id DESC LIMIT $3
 """

@@ -236,7 +236,8 @@ def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
 async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, url: str, reason: str) -> bool:
     """Disable the webhook if its URL is still `url`. Returns whether the webhook was disabled."""
     status = await connection.execute(
-        "UPDATE webhook SET enabled = false, disabled_because = $4 WHERE id = $1 AND tenant_id = $2 AND url = $3",
+        "UPDATE webhook SET enabled = false, disabled_because = $4, disabled_at = clock_timestamp()"
+        " WHERE id = $1 AND tenant_id = $2 AND url = $3",
         webhook_id,
         tenant_id,
         url,

@@ -148,6 +148,14 @@ def test_a_layer_whose_noise_another_one_hid_is_found_in_the_next_round() -> Non
     assert guarded.summary()["reached"] is True
 
 
+def test_no_more_layers_become_float_than_the_bound_also_after_a_round_that_found_few() -> None:
+    names = [str(number) for number in range(200)]
+    model = Model(names)
+    found = iter([names] * 6 + [names[:42]] + [names] * 3)
+    guard(0.5, lambda: layers(*next(found)), model.quantise_again)
+    assert [len(one) for one in model.rounds] == [1, 2, 4, 8, 16, 32, 42, MAX_FLOAT_LAYERS]
+
+
 def test_at_the_goal_nothing_is_done_again() -> None:
     def no_layers() -> list[NoisyLayer]:
         raise AssertionError("nobody looks for layers: that costs two runs of each model")

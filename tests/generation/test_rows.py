@@ -16,6 +16,7 @@ from leasehold.pipelines.generation.pipeline import generation
 from leasehold.pipelines.generation.rows import NewGeneration
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 from leasehold.transitions.withdrawals import keep_orders
 from tests.generation.conftest import Client
 
@@ -46,6 +47,21 @@ async def test_two_tenants_may_use_the_same_task_id(client: Client, connection: 
     assert await generations.existing_order(connection, new["rival"]) is None
     with pytest.raises(Conflict):
         await generations.existing_order(connection, new["acme"])
+
+
+async def test_an_order_is_written_although_a_deleted_one_still_has_its_task_id(
+    client: Client, connection: Connection
+) -> None:
+    """The request has looked for the task_id before the other order was written and its job deleted."""
+    task_id = await client.ordered("a lighthouse", task_id="order-1")
+    earlier = await job_of(client, task_id)
+    request_hash = await connection.fetchval("SELECT request_hash FROM generation WHERE job_id = $1", earlier)
+    new = NewGeneration(NewJob(generation, "acme"), task_id, "image", "s", request_hash)
+    assert await generations.create(connection, new) == earlier
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+    await connection.execute("UPDATE job SET keep_seconds = 0 WHERE id = $1", earlier)
+    assert isinstance(await generations.create(connection, new), Submitted)
+    assert await generations.existing_order(connection, new) == new.job.id
 
 
 async def test_statistics_count_up_to_their_bound_and_of_one_server(

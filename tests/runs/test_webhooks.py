@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from time import time
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from pydantic import SecretStr
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
 from leasehold.api.runs import webhooks as endpoints
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Snooze
@@ -291,6 +292,26 @@ async def test_a_disabled_webhook_is_told_of_nothing_until_it_is_enabled_again(
     assert (again["enabled"], again["disabled_because"]) == (True, None)
     third = await ended_run(client)
     assert sorted((await deliveries(rows))[3:]) == sorted([(third, hook["id"]), (third, other["id"])])
+
+
+async def test_who_settles_a_disabled_webhook_learns_since_when_it_is_disabled(
+    client: Client, receiver: Receiver, rows: Connection
+) -> None:
+    hook = await subscribe(client, receiver.url)
+    await rows.execute("UPDATE webhook SET created_at = created_at - interval '1 year'")
+    before = await database_time(rows)
+    await disable(rows, UUID(hook["id"]), "acme", receiver.url, "a test")
+
+    key = await create_key(rows, tenant_id="acme", client_id="settler", scopes=("jobs:read", *SCOPES))
+    async with client_of(str(client.http.base_url), key.text) as settler:
+
+        async def since() -> datetime:
+            (item,) = (await settler.get("/v1/unsettled", params={"what": "webhooks"})).json()["items"]
+            return datetime.fromisoformat(item["since"])
+
+        assert before <= await since() <= await database_time(rows)
+        await rows.execute("UPDATE webhook SET disabled_at = NULL")  # as an earlier release left it
+        assert await since() == await rows.fetchval("SELECT created_at FROM webhook")
 
 
 @pytest.mark.parametrize("end", ["disabled", "deleted"])

@@ -56,26 +56,30 @@ class WithdrawnGeneration:
     submitted: Mapping[str, Any] | None
 
 
-async def create(connection: Connection, new: NewGeneration) -> Submitted | None:
-    """Write the job and the row of its generation. None: the same order exists already, and nothing is written.
+async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID:
+    """Write the job and the row of its generation. A UUID: the same order exists already, with this job, and nothing is
+    written.
 
     Raises Conflict `task_id_reused` if the task_id belongs to a different order.
     """
-    try:
-        async with connection.transaction():
-            submitted = await limits.submit(connection, new.job)
-            await connection.execute(
-                "INSERT INTO generation (job_id, tenant_id, task_id, kind, server_id, request_hash)"
-                " VALUES ($1, $2, $3, $4, $5, $6)",
-                new.job.id, new.job.tenant_id, new.task_id, new.kind, new.server_id, new.request_hash,
-            )  # fmt: skip
-    except asyncpg.UniqueViolationError as error:
-        if error.constraint_name != "generation_task_id":
-            raise
-    else:
-        return submitted
-    await existing_order(connection, new)  # raises Conflict if the task_id belongs to a different order
-    return None
+    while True:
+        try:
+            async with connection.transaction():
+                submitted = await limits.submit(connection, new.job)
+                await connection.execute(
+                    "INSERT INTO generation (job_id, tenant_id, task_id, kind, server_id, request_hash)"
+                    " VALUES ($1, $2, $3, $4, $5, $6)",
+                    new.job.id, new.job.tenant_id, new.task_id, new.kind, new.server_id, new.request_hash,
+                )  # fmt: skip
+        except asyncpg.UniqueViolationError as error:
+            if error.constraint_name != "generation_task_id":
+                raise
+        else:
+            return submitted
+        job_id = await existing_order(connection, new)  # raises Conflict if the task_id belongs to a different order
+        if job_id is not None:
+            return job_id
+        # The job of that order was deleted or has expired: its task_id is free again.
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:

@@ -60,6 +60,7 @@ def guard(
         candidates = [layer for layer in find_layers() if layer.added > 0 and layer.name not in names]
         if not candidates:
             break
-        float_layers += candidates[: max(len(float_layers), 1)]
+        more = min(max(len(float_layers), 1), MAX_FLOAT_LAYERS - len(float_layers))
+        float_layers += candidates[:more]
         agreement = quantise_again(float_layers)
     return Guarded(before, agreement, float_layers)
