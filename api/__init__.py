@@ -1,5 +1,5 @@
-"""The HTTP API, imported as `leasehold.api`. Each kind of work has a folder, which may import `process`, `auth` and
-`http`. These three import no folder of a kind of work.
+"""The HTTP API, imported as `leasehold.api`. The folders `process`, `auth` and `http` serve all endpoints. They import
+none of the other folders, which have the endpoints and the console.
 
 The API imports no module of the worker.
 """

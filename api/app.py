@@ -1,4 +1,6 @@
-"""Builds the FastAPI application: every router behind one middleware, `Edge`. `python -m leasehold.api` serves it."""
+"""Builds the FastAPI application, with every router behind one middleware: `Edge`. `python -m leasehold.api` serves
+this application.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,14 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, kinds_of, with_bulk_operations
 from leasehold.settings import Settings
 
-#: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work may name further
-#: public paths.
+#: The paths that need no key: for monitoring, and for programs that generate a client. A kind of work, such as media,
+#: may name further public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
-#: FastAPI tries routes in this order: the busiest routes, the routes of the shipped kinds of work (such as media), the
-#: rest, the routes of other kinds, and the console's routes. Other kinds may use no path of the platform.
+#: FastAPI tries routes in this order: _BUSIEST, the routes of the kinds of work that ship with the platform, _REST, the
+#: routes of all other kinds, and the console's routes. These other kinds may use no path of the platform.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -97,11 +99,12 @@ _DESCRIPTION = (
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """The application. When it starts, it opens its connections. It starts even if PostgreSQL, the broker or the store
-    is down.
+    """Build the application. It opens its connections when it starts. It starts even if PostgreSQL, the broker or the
+    store is down.
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
+    # Every installation has the pipeline of bulk operations (jobs that act on many jobs).
     pipelines = with_bulk_operations(Pipelines.from_source(settings.pipelines))
     kinds = kinds_of(pipelines)
     check_settings(kinds)
@@ -145,9 +148,9 @@ def make_app(settings: Settings) -> FastAPI:
 
 
 def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
-    """All routers in order. A kind names its routers as "module:attribute". A process that serves only the console has
-    only the routers of the console and of monitoring. Raises DeclarationError if a kind of work uses a path of the
-    platform or of another kind.
+    """All routers, in the order in which FastAPI tries them. A kind names its routers as "module:attribute". A process
+    that serves only the console has only the routers of the console and of monitoring. Raises DeclarationError if a
+    kind of work uses a path of the platform or of another kind.
     """
     consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
     monitoring = [metrics.router] if settings.metrics and settings.metrics_public else []
@@ -157,8 +160,8 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
     # The console's routes come last, because the last of them matches every path below the console's path. The routes
-    # of other kinds come before the console's routes and could hide its pages. A kind with such a route is refused. To
-    # find such a route, this function puts an example, `x`, in place of each parameter in the path of a page.
+    # of other kinds come before the console's routes, and could match the path of a page. A kind with such a route is
+    # refused. To find such a route, this function puts an example, `x`, in place of each parameter in a page's path.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
@@ -196,7 +199,7 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
-    """Answer an error that an endpoint raised. FastAPI calls this function for errors of the expected classes."""
+    """Answer an error of an endpoint. FastAPI calls this function for the classes that `make_app` registers."""
     methods: Methods = request.app.state.methods
     # `corrected` changes a 404 to a 405 if a route without parameters has this path, but another method. It also adds
     # the `Allow` header to a 405.

@@ -36,8 +36,8 @@ async def record(
 ) -> None:
     """Add a row for the caller's act to the audit. Call this in the transaction of the act.
 
-    `action`: such as `key.create`; the word before the dot is the kind of the target. `target`: the id of the object of
-    the act. `tenant_id`: the tenant whose hash chain of audit rows gets the row; None: the caller's tenant. `details`:
+    `action`: such as `key.create`; the word before the dot is the kind of the target. `target`: the id of the object on
+    which the caller acted. `tenant_id`: the tenant whose audit gets the row; None: the caller's tenant. `details`:
     stored with the row.
     """
     kind = action.partition(".")[0]
@@ -53,8 +53,8 @@ def log_access(event: str, request: Request, caller: Caller | None = None, **fie
 
 
 class AuditedRequire(Require):
-    """Like `Require`, which checks the API key. Also logs every outcome: auth.success, auth.missing, auth.malformed,
-    auth.rejected and, for a key without the scope, auth.forbidden.
+    """Like `Require`, which checks the API key. Writes a log line for each of these outcomes: auth.success,
+    auth.missing, auth.malformed, auth.rejected and, for a key without the scope, auth.forbidden.
     """
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:

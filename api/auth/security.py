@@ -62,7 +62,7 @@ class Require:
     Unauthenticated without a valid key, and Forbidden if the key has neither scope.
     """
 
-    #: Whether the audit also counts requests without a valid key.
+    #: Whether the audit counts the requests of strangers: callers without a valid key.
     counts_strangers = True
 
     def __init__(self, scope: str, *, or_scope: str | None = None) -> None:
@@ -80,8 +80,8 @@ class Require:
         return admitted_callers[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Identify the caller and check its scope. `__call__` calls this once for each request, even if several
-        dependencies need the caller. Raises Unavailable `busy` if too many requests of the tenant are under way.
+        """Identify the caller and check its scope. This runs once for each request, although the route class and
+        FastAPI both call `__call__`. Raises Unavailable `busy` if too many requests of the tenant are under way.
         """
         try:
             caller = await self.identify(request, credentials)
@@ -91,12 +91,13 @@ class Require:
                 services_of(request).refusals.add(error.code, stranger(request, text), request.url.path)
             raise
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
-        set_tenant(caller.tenant_id)  # the connections that the request holds count for this tenant
+        set_tenant(caller.tenant_id)  # the request's database connections count for this tenant
         try:
             self.refuse(caller)
         except Forbidden as error:
             services_of(request).refusals.add(error.code, caller.actor, request.url.path)
             raise
+        # Count the request as under way. `Edge` ends this count after the answer.
         services_of(request).tenant_requests.begin(request.scope["state"], caller.tenant_id)
         return caller
 

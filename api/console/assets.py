@@ -42,9 +42,9 @@ def content(name: str) -> bytes:
 
 @cache
 def compressed(name: str) -> bytes:
-    """The file, compressed with gzip, as browsers fetch it. The console compresses these files, but never a page. A
-    page contains both the secret token of its forms and text that other people wrote. The length of a compressed page
-    could therefore reveal the token (BREACH).
+    """The file, compressed with gzip. The console compresses these files, but never a page. A page contains both the
+    secret token of its forms and text that other people wrote. The length of a compressed page could therefore reveal
+    the token (BREACH).
     """
     return gzip.compress(content(name), mtime=0)
 

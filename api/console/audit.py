@@ -35,9 +35,9 @@ MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 @dataclass(frozen=True, slots=True)
 class CheckedChain:
-    """The result of a check of a tenant's chain: its audit rows, each of which has the hash of the row before. `rows`:
-    the number of all rows. `checked`: how many of the newest rows were checked. `head`: the hash of the newest row.
-    `broken`: the first checked row that was changed since it was written; None: all are intact.
+    """The result of a check of a tenant's chain. `rows`: the number of all rows. `checked`: how many of the newest rows
+    were checked. `head`: the hash of the newest row. `broken`: the first checked row that was changed since it was
+    written; None: all are intact.
     """
 
     tenant_id: str

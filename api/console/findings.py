@@ -24,12 +24,12 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together (but at least 20 tasks of
-#: each queue are counted), and at _MAX_LETTERS dead letters (steps that failed for good).
+#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together (but the share of one queue
+#: is at least 20 tasks), and at _MAX_LETTERS dead letters (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: An order is the request of a step to a provider. Orders whose outcome only a person can decide are searched in the
-#: _MAX_SEARCHED newest failed jobs of each error code, and counted up to _MAX_UNSETTLED. Steps that no external worker
-#: works on are counted up to _MAX_UNSETTLED, too.
+#: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. Unsettled
+#: orders are searched in the _MAX_SEARCHED newest failed jobs of each error code, and counted up to _MAX_UNSETTLED.
+#: Steps on which no external worker works are counted up to the same number.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.
@@ -39,7 +39,7 @@ _MAX_EXPLAINED = 5
 #: A wait that is longer than this is a finding.
 _LONG_WAIT = timedelta(minutes=1)
 #: A snapshot that a transaction holds for longer than this is a finding, because VACUUM cannot remove rows that died
-#: since then. The alert `LeaseholdSnapshotHeld` has the same limit, and waits for five minutes more.
+#: since then. The alert `LeaseholdSnapshotHeld` has the same limit, and fires five minutes later.
 _LONG_SNAPSHOT = timedelta(minutes=1)
 #: These reasons are not findings: the job waits on purpose, or it runs.
 _HARMLESS_REASONS = frozenset(
@@ -101,8 +101,8 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
 async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
     """One finding for each part of the installation, such as the broker, that fails a check of `/readyz`.
 
-    An operator also gets what the self-check found. If a part failed both its check and the self-check, it has one
-    finding: the detail of the check, then the meaning of the self-check's result.
+    An operator also gets what the self-check (`leasehold doctor`) found. If a part failed both its check and the
+    self-check, it has one finding: the detail of the check, then the meaning of the self-check's result.
     """
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
@@ -157,8 +157,9 @@ def _tasks_that_wait(n: int, *, has_more: bool) -> str:
 
 
 def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
-    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. Without a worker,
-    `_findings_about_fleet` has one finding for all queues, and this function adds only that the queue is paused.
+    """At most one finding: the queue is paused, no worker serves it, or it is behind. `has_workers`: the installation
+    has a worker, for this queue or another. If it has none, this function reports a paused queue and nothing else,
+    because `_findings_about_fleet` reports the missing workers once for all queues.
     """
     queue, runnable_tasks = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
@@ -203,6 +204,7 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     findings.
     """
     findings = []
+    # The failures after which an order is unsettled, each by its pipeline, step and error code.
     failures_for_people = to_be_settled_by_people(services, caller, caller.tenant_id)
     if failures_for_people:
         orders, searched_to = await unsettled.orders(
@@ -249,6 +251,7 @@ async def _findings_about_oldest(services: Services, caller: Caller, late_ids: S
     the oldest first.
     """
     async with services.pool.acquire() as connection:
+        # `beyond_tenant`: also find bulk operations on jobs of other tenants.
         found = await job_reads.find_listed(
             connection, caller.tenant_id, late_ids, beyond_tenant=OPERATE in caller.scopes
         )

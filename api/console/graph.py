@@ -17,7 +17,7 @@ from leasehold.db.job_reads import Row
 
 #: The size of a box, and the gaps between boxes, in units of the drawing.
 WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
-#: Up to _MAX_PARTS parts of one step have a box each. A graph of more than _MAX_BOXES boxes is not drawn.
+#: More than _MAX_PARTS parts of one step share one box. A graph of more than _MAX_BOXES boxes is not drawn.
 _MAX_PARTS, _MAX_BOXES = 6, 60
 #: The state of a box of many parts is the first of these states that at least one of the parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
@@ -118,6 +118,7 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
     most_rows = max(len(column) for column in columns)
     places: dict[str, tuple[int, int]] = {}  # x and y of each box
     for number, column in enumerate(columns):
+        # `if need in places`: a part that shares a box has no place of its own.
         column.sort(key=lambda key: _mean([places[need][1] for need in needs[key] if need in places]))
         top = (most_rows - len(column)) * (HEIGHT + _GAP_Y) // 2
         for row, key in enumerate(column):

@@ -56,8 +56,8 @@ _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
 #: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10
-#: How much `explain` reads for the page: `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of it.
-#: The page reads less than the endpoint, because the page of an unfinished job is refreshed every two seconds.
+#: How much `explain` reads for the page: `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of the
+#: job. The page reads less than the endpoint, because the page of an unfinished job is refreshed every two seconds.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show, and that cannot contain a script.
@@ -68,13 +68,15 @@ _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "im
 async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
+    # `acting_caller`: the caller, with the job's tenant in place of the tenant of an operator's key.
     tenant_id, now = access.acting_caller.tenant_id, datetime.now(UTC)
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
-    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. If `made_of` has
-    # not changed, the page has not changed. The refresh then ends here and has read only the job's row. For an
-    # unfinished job `made_of` is empty, and each refresh renders the page anew.
+    # `made_of`: the values on which the page of an ended job depends. If they have not changed since the last refresh,
+    # the page has not changed. The refresh then ends here and has read only the job's row. It must read this row,
+    # because somebody else may retry or delete the job. For an unfinished job `made_of` is empty, and each refresh
+    # renders the page anew.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -189,7 +191,6 @@ async def _latest_events(connection: Connection, access: JobAccess) -> list[Even
 
 
 def _external_steps(access: JobAccess) -> set[str]:
-    """The steps that external workers run."""
     return {step["id"] for step in access.row["steps"] or () if step["queue"].startswith(EXTERNAL)}
 
 
@@ -309,8 +310,8 @@ async def _answer_conflict(
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    """Retry the job, unless it has changed since the page with the form was made. For example, somebody else has
-    retried it, and it has failed again: then the person decided about the earlier failure.
+    """Retry the job. Refuse this if the job has changed since the page with the form was made: the person has then
+    decided about an earlier state. For example, somebody else has retried the job, and it has failed again.
 
     `seen`, a field of the form: the number of the job's last event when the page was made.
     """

@@ -48,8 +48,8 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Prepared filters, by name. No index finds the jobs of all tenants by their status. So `views_of` adds the operator's
-#: own tenant to a filter without a time, if the caller is an operator.
+#: Prepared filters, by name. No index finds the jobs of all tenants by their status. So for an operator, `views_of`
+#: adds the operator's own tenant to each filter that has no `created:`.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -82,8 +82,6 @@ async def show_jobs(
 
 
 async def _read_saved_views(request: Request, caller: Caller) -> list[Row]:
-    """The saved views of the caller's own tenant."""
-
     async def read() -> list[Row]:
         async with services_of(request).pool.acquire() as connection:
             return list(await saved_views.list_views(connection, caller.tenant_id))
@@ -110,12 +108,14 @@ async def refresh_jobs(
     services = services_of(request)
     ids = _ids(shown.split(","))
     async with services.pool.acquire() as connection:
+        # `beyond_tenant`: also find bulk operations on jobs of other tenants.
         rows = await job_reads.find_listed(connection, tenant_of(caller), ids, beyond_tenant=OPERATE in caller.scopes)
     summaries = {}
     for row in rows:
         kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
         if kind.scopes is not None and kind.scopes.read in caller.scopes:
             summaries[UUID(str(row["id"]))] = summary(row, kind)
+    # `gone`: the job was deleted, or the caller may not read it any more.
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
     # Only the first page counts newer jobs: a later page has a cursor, and the pages before it show newer jobs.
     newer = 0 if cursor is not None else await _count_newer_jobs(services, caller, q, ids)

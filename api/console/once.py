@@ -86,6 +86,7 @@ async def act_once(request: Request, caller: Caller, form: Form, act: Callable[[
 
     press = press_of(request, form)
     key = None if press is None else f"console-press-{press}"
+    # The key already contains a hash of the whole form, so a repetition always has the hash of the first press.
     request_hash = hashlib.sha256((key or "").encode()).digest()
     answer = await once_over_transactions(services_of(request).pool, caller.tenant_id, key, request_hash, work)
     path, sentence, good = orjson.loads(answer.body)

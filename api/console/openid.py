@@ -51,7 +51,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     services = services_of(request)
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
-    sealing.sign("console", b"")  # fail before the sign-in: without keys, the session's cookie cannot be signed
+    sealing.sign("console", b"")  # fail before the sign-in if there is no sealing key to sign the session's cookie
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))

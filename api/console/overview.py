@@ -24,7 +24,7 @@ from leasehold.db.job_reads import Row
 
 router = APIRouter()
 #: An open page is refreshed after this many seconds. All requests of a tenant with the same scopes share one `State`
-#: for the same time.
+#: for this time.
 REFRESH_SECONDS = 10
 #: All requests of a tenant with the same scopes share the rates for this many seconds.
 _RATES_SECONDS = 20
@@ -47,7 +47,7 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    # Two caches, which all requests share. Requests with the same `key` get the same answer.
+    # Requests with the same `key` get the same answer.
     states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))

@@ -29,7 +29,7 @@ Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 #: Seconds for which all requests share what a page shows.
 _SHARED_SECONDS = 2.0
-#: A page shows at most this many jobs inside a limit, and at most this many jobs that wait for the limit.
+#: A page shows at most this many jobs that a limit has admitted, and at most this many jobs that wait at it.
 _MAX_JOBS = 50
 #: A page shows at most this many queues, or workers.
 _MAX_QUEUES, _MAX_WORKERS = 200, 200
@@ -140,7 +140,7 @@ async def show_jobs_at_limit(
     tenant: Annotated[str, Query(max_length=100)],
     key: Annotated[str, Query(max_length=1000)],
 ) -> Response:
-    """Show which jobs fill a limit, and which wait at it."""
+    """Show the jobs that a limit has admitted, and the jobs that wait at it."""
     async with services_of(request).pool.acquire() as connection:
         inside_jobs, waiting_jobs = [
             await overview_reads.jobs_at_limit(connection, tenant, key, _MAX_JOBS + 1, admitted=is_inside)

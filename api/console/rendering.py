@@ -41,7 +41,7 @@ MARK = "X-Console-Mark"
 FLASH = "leasehold_flash"
 #: The most characters of a JSON value on a page.
 _MAX_JSON = 12_000
-#: The process remembers at most this many last pages.
+#: The process remembers the last page of at most this many pairs of a session and a URL.
 _MAX_LAST_PAGES = 2000
 #: A job that waits for more seconds than this is marked as late.
 _LATE_SECONDS = 60
@@ -212,13 +212,12 @@ def form_idempotency_key(request: Request, *names: str) -> str:
 
 
 def _is_refresh(request: Request) -> bool:
-    """Whether the request is the refresh of an open page."""
     return "hx-request" in request.headers
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. None for a refresh. The page that shows the sentence deletes its cookie, so a refresh
-    of another open page could show the sentence first. The page after the form would then show nothing.
+    """The sentence for this page; None for a refresh. The page that shows the sentence deletes its cookie. If a refresh
+    of another open page did this first, the page after the form would show nothing.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 

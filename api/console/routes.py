@@ -99,8 +99,8 @@ class ConsoleRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
-                # Check the session before reading the form. When the endpoint asks for its caller, `require` returns
-                # the same caller without a second check.
+                # Check the session before reading the form. When FastAPI later calls `require` for the endpoint, it
+                # returns the same caller without a second check.
                 for require in requires:
                     await require(request, await bearer(request))
                 if not is_form:

@@ -70,7 +70,9 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
 
 
 def _with_words(schedule: dict[str, Any]) -> dict[str, Any]:
-    """The schedule, with its cron expression in words, and its next ticks also in its own time zone."""
+    """The schedule with two more members. `words`: its cron expression in words. `firings`: its next ticks, each with a
+    text in the schedule's own time zone.
+    """
     instants = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
     # If this release does not know the schedule's zone, there are no next ticks, and `zone` would raise an error. So
     # the zone is looked up only if there are ticks.

@@ -6,7 +6,7 @@ random number. It contains no secret. If a person changes to another tenant, the
 sign-in.
 
 A session ends in each of these cases:
-- Its key ends.
+- Its key has expired, or was revoked.
 - An admin disables the person, or ends the person's sessions.
 - The person has no role in the tenant any more.
 - The person has opened no page for `console_session_minutes`.
@@ -41,6 +41,7 @@ _RENEW_SECONDS = 60
 #: The owner of a person's session: the person's id, and a generation. The person's generation grows when all sessions
 #: of the person end. Causes: an admin ends them or disables the person, or the person loses access to the tenant.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
+#: The cookie: owner, `began`, `seen` and nonce of the Session, and the signature, joined by dots.
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
 )

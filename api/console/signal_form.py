@@ -49,7 +49,7 @@ def inputs_of(schema: Any) -> list[Input]:
         # fields come first, in their order.
         names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
         inputs = [_input_of(name, properties[name], required=name in required) for name in names]
-        if all(inputs):
+        if all(inputs):  # each member has a plain field
             return [field for field in inputs if field is not None]
     whole_payload = _input_of("", schema, required=True)
     return [whole_payload or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
@@ -77,7 +77,7 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
 def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> Any:
     """The payload that a person has filled in. The payload may not fit the schema: the endpoint checks that later.
 
-    Raises Invalid for text that is not the JSON that its field expects. Raises Invalid also for JSON that the API
+    Raises Invalid for text that is not JSON, in a field for JSON or a number. Raises Invalid also for JSON that the API
     refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.
     """
     if [field.name for field in inputs] == [""]:

@@ -11,7 +11,9 @@ from leasehold.domain.errors import Unauthenticated
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
+#: The purpose of a ticket's signature.
 _ENTRY = "console ticket"
+#: A ticket: the key's prefix, the ticket's end in seconds since 1970, and the signature.
 _TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
 
 

@@ -1,5 +1,5 @@
-"""The timeline of a job: for each step, bars for its waits and attempts. The job's page (job.py) shows the timeline.
-It is made from the job's ledger, which records what the workers did with the job.
+"""Makes the timeline of a job for the job's page: for each step, bars for its waits and attempts. The bars are made
+from the job's ledger, which records what the workers did with the job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ WIDTH = 1000
 _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
-#: The kinds of ledger entries that begin an attempt. `taken_over` also ends the attempt before. An entry `replayed`
-#: does neither: the failed job was retried, and its step waits again.
+#: The kinds of ledger entries that begin an attempt. `taken_over` ends the attempt before as well. An entry `replayed`
+#: neither begins nor ends an attempt: the failed job was retried, and its step waits again.
 _CLAIMS = frozenset({"claimed", "taken_over"})
 #: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
@@ -146,6 +146,8 @@ def _line(
     # The claim of the attempt under way; None: the step waits, or has ended.
     claim: Mapping[str, Any] | None = None
     waits_from = ready_at
+    # An entry ends the attempt under way (the step then waits), begins an attempt, or does both. Two sorts of entries
+    # do neither: `replayed` begins a wait, and an entry of _STOPS ends a wait.
     for entry in entries:
         ended_claim = claim if entry["kind"] in _ENDS else None
         if ended_claim is not None:

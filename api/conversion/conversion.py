@@ -131,7 +131,7 @@ async def _receive_form(services: Services, caller: Caller, request: Request, jo
     form_bytes = _announced_bytes(request)
     await _announce_upload(services, caller, job_id, form_bytes)
     try:
-        async with services.bodies.room(caller.tenant_id, min(form_bytes, MEMORY_BYTES)):
+        async with services.bodies.room(caller.tenant_id, min(form_bytes, MEMORY_BYTES)):  # waits for free memory
             return await receive(request, services.store, keys_of(job_id), services.settings)
     except TimeoutError:
         await _clean_up(services, caller, job_id)
@@ -152,7 +152,7 @@ def _announced_bytes(request: Request) -> int:
 
 async def _announce_upload(services: Services, caller: Caller, job_id: UUID, form_bytes: int) -> None:
     """Record the prefix of the form's files before the first file is stored, so that housekeeping deletes the files if
-    no job is written.
+    no job is written. Raises TooMany `upload_quota_exceeded`.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         await uploads.open_upload(
@@ -163,7 +163,7 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
             counted_bytes=form_bytes,
             at_most=MAX_BYTES,
             seconds=MAX_SECONDS,
-            room=services.admission.upload_room,
+            room=services.admission.upload_room,  # the bytes of each tenant's unfinished uploads
         )
 
 
@@ -173,12 +173,13 @@ async def _create(
     """Write the job and answer 201. A repeated request gets the first answer. This function then deletes the files
     that the repeated request sent.
     """
-    submissions: list[Submitted] = []
-    limit_fields: dict[str, str] = {}
+    submissions: list[Submitted] = []  # the new job; stays empty for a repeated request
+    limit_fields: dict[str, str] = {}  # the RateLimit headers
     queues = queues_of(caller.tenant_id, conversion)
 
     async def write_job(connection: Connection) -> Answer:
         stored_bytes = form.model_bytes + form.image_bytes
+        # `submitting` charges the caller's tenant and key (`payer`), and checks their limits.
         async with services.admission.submitting(connection, caller.payer, queues, size=stored_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
         if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
@@ -194,7 +195,7 @@ async def _create(
         await publish_and_admit(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
-    if not submissions:  # this is a repeated request: no job uses the files that it has stored
+    if not submissions:  # no job uses the files of this request
         await _clean_up(services, caller, new_conversion.job.id)
     headers = limit_fields | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, headers, media_type="application/json")
@@ -284,7 +285,7 @@ async def get_conversion(
     rate_fields = await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
     if wait and not is_finished(row) and may_be_current(if_none_match, _etag(row)):
-        await services.watch.changed(job_id, row["event_seq"], wait)
+        await services.watch.changed(job_id, row["event_seq"], wait)  # until the next event, at most `wait` seconds
         row = await find(services, caller, job_id)
     headers = rate_fields | {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]):
@@ -336,7 +337,7 @@ async def cancel_conversion(
 ) -> Response:
     services = services_of(request)
     rate_fields = await check_rate(services, caller, "posts")
-    await find(services, caller, job_id)  # a job of another kind answers 404
+    await find(services, caller, job_id)  # raises NotFound for a job of another kind
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [job_id])
         reason = body.reason if body is not None else ""

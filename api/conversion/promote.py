@@ -106,8 +106,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
-        # Claim the job for this request. `call` is the claim. `earlier_changes`: the changes at the target by earlier
-        # requests whose process died. This call must undo these changes first.
+        # Claim the job for this request. `call` is the claim. `earlier_changes`: what requests whose process died have
+        # changed at the target. `Promoter` undoes these changes first.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys)

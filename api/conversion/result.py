@@ -90,8 +90,8 @@ def _suffix(name: str) -> str:
 
 
 async def _begin_download(services: Services, caller: Caller, size: int) -> UUID:
-    """Charge the key for `size` bytes, until the download ends. Returns the download's id. Raises TooMany if the key is
-    over a limit.
+    """Charge the key for `size` bytes. At the end of the download, `_end_download` corrects this charge. Returns the
+    download's id. Raises TooMany if the key is over a limit.
     """
     async with services.pool.acquire() as connection:
         return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)

@@ -171,7 +171,7 @@ async def all_cells(request: Request) -> list[Cell]:
     services = services_of(request)
     others = cells_of(services)
     own_answer, answers = await asyncio.gather(_own_answer(request, others), others.status())
-    cell_of_each_tenant = list(others.map.tenants.values())
+    cell_of_each_tenant = list(others.map.tenants.values())  # the map places each tenant in a cell
     return [
         Cell(
             cell=answer.cell,
@@ -220,8 +220,8 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant. This cell asks the other cells only if it does not have the job
-    or the tenant itself, or if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant. If this cell has it, and the tenant has not moved away, no other
+    cell is queried. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
@@ -240,8 +240,8 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
-    """`holders`, beginning with the home of the tenant: its cell by the map, which places each tenant in a cell. The
-    home may be missing in `holders`, because it is silent or has no row of the tenant yet. This function then adds it.
+    """`holders`, beginning with the home of the tenant: its cell by the map. If the home is missing in `holders`, this
+    function adds it: the home may be silent, or have no row of the tenant yet.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

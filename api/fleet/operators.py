@@ -37,7 +37,7 @@ from leasehold.transitions import limits, queues, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
-#: A template or a kind, and the key of a limit.
+#: The pattern of the name of a template or a kind, and of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
 #: The bound is longer than the name of any queue, and short enough for an index.

@@ -145,7 +145,7 @@ def _answer(
 def _loads(
     queues: Sequence[str], due_rows: Sequence[Row], running_rows: Sequence[Row], workers: Sequence[Row]
 ) -> Mapping[str, QueueLoad]:
-    """The load of each queue. Its `slots` are the slots of the worker that has the most for this queue."""
+    """The load of each queue. Its `slots`: the largest number of slots that one worker has for this queue."""
     due_by_queue = {row["queue"]: row for row in due_rows}
     slots: dict[str, int] = {}
     for row in workers:

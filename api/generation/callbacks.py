@@ -1,7 +1,7 @@
 """The endpoint that a provider calls when the state of a generation changes. The job then polls the provider
 immediately.
 
-The address has a signature in place of an API key. The endpoint does not read the body.
+The address has a signature in place of an API key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
-# The endpoint declares no body, so the route class reads none.
+# The endpoint needs no body and declares none, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
 #: waits for this many seconds, and then answers 503: the provider calls again. This must be shorter than the time for

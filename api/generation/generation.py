@@ -126,7 +126,7 @@ async def _create(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
     )
     submissions: list[Submitted] = []  # the new order, if this request is not a repetition
-    limit_fields: dict[str, str] = {}
+    limit_fields: dict[str, str] = {}  # the RateLimit headers
 
     async def write_job(connection: Connection) -> Answer:
         job_id = await generations.existing_order(connection, new_generation)
@@ -154,10 +154,10 @@ async def _create(
 async def _submit(
     services: Services, connection: Connection, caller: Caller, new_generation: NewGeneration
 ) -> tuple[Submitted | UUID, dict[str, str]]:
-    """Write the job, and charge the caller. Returns what was submitted, and the RateLimit fields.
+    """Write the job, and charge the caller. Returns what was submitted, and the RateLimit headers.
 
-    A UUID in place of the submission: another request has just submitted the same order, with this job. This function
-    then refunds the charge.
+    If another request has just submitted the same order, this function refunds the charge, and returns the UUID of that
+    order's job in place of the submission.
     """
     queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
     async with services.admission.submitting(connection, caller.payer, queues) as charge:

@@ -95,6 +95,7 @@ async def _query(
     services = services_of(request)
     row = await _find(request, caller, kind, task_id)
     if row is not None and wait and not is_finished(row) and may_be_current(if_none_match, etag(row)):
+        # Wait until the next event, at most `wait` seconds.
         await services.watch.changed(row["job_id"], row["event_seq"], wait)
         row = await _find(request, caller, kind, task_id)
     if row is None:

@@ -88,7 +88,7 @@ class _Form:
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
-        self.limit_fields: dict[str, str] = {}  # the RateLimit fields of the answer
+        self.limit_fields: dict[str, str] = {}  # the RateLimit headers of the answer
         self._services = services
         self._caller = caller
         self._max_bytes = services.settings.generation_source_max_bytes
@@ -157,8 +157,8 @@ class _Form:
         key = f"sources/{tenant_hash}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer, len(image))
-            # The row is written before the object, because housekeeping finds objects by their rows.
-            # The lifetime of the URLs begins with the answer, up to _UPLOAD_SECONDS after the first image is stored.
+            # The row is written before the object, because housekeeping finds objects by their rows. The image must
+            # live as long as its URL. The time of the URL begins with the answer, up to _UPLOAD_SECONDS after this.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds + _UPLOAD_SECONDS)
             expires_at = await generations.keep_source(connection, tenant_id, key, len(image), lifetime)
         if expires_at is not None:  # None: the same image was stored before

@@ -2,7 +2,7 @@
 of a request's head.
 
 `guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way. It
-would wait forever for the head of the next request.
+would wait forever for the first head on a connection, and for the end of a head that has begun.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Guarded(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
             raise ValueError("too many pipelined requests")  # so that the parser stops
-        super().on_headers_complete()  # raises an error for a malformed URL, and no request is counted
+        super().on_headers_complete()  # raises an error for a malformed URL, which must not count as a request
         self._in_message = True
         self._unanswered += 1
 
@@ -176,9 +176,7 @@ class Guarded(HttpToolsProtocol):
             self.quiet[self] = None
 
     def on_response_complete(self) -> None:
-        """uvicorn calls this after each answer. The method of uvicorn starts the next request that waits in
-        `pipeline`.
-        """
+        """uvicorn calls this after each answer. uvicorn's own method, called first, starts the next of `pipeline`."""
         super().on_response_complete()
         self._unanswered -= 1
         if self.transport.is_closing():
@@ -224,8 +222,10 @@ class Guarded(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self, reason: str) -> None:
+        """A timer calls this when its time has passed. If the client has begun the head of a request, answer 408.
+        Otherwise close the connection, because the client waits for no answer.
+        """
         CLOSED.labels(reason).inc()
-        # Only a client that has begun a head waits for an answer. A client that has sent nothing gets none.
         if reason == "head" and self._head_bytes:
             self._refuse(_SLOW)
         else:

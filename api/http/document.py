@@ -27,7 +27,7 @@ _CODES_OF_IDEMPOTENCY_KEYS = {
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
 _CODES_OF_VALUES = {422: ("invalid_request",)}
-#: The codes of every operation that needs a key. The API answers them while a part of the platform does not answer, or
+#: The codes of every operation that needs a key. The API sends them while a part of the platform does not answer, or
 #: while the caller's tenant moves to another cell.
 _CODES_OF_OUTAGES = {503: ("database_unavailable", "busy", "tenant_moving")}
 
@@ -119,7 +119,7 @@ def _codes_of(operation: dict[str, Any]) -> Iterator[Mapping[int, Sequence[str]]
 
 
 def _with_codes(text: str, codes: Sequence[str]) -> str:
-    """The description of a status. This function adds the missing codes at its end."""
+    """Add the missing codes at the end of `text`, the description of a status. Returns the new text."""
     missing_codes = ", ".join(f"`{code}`" for code in codes if f"`{code}`" not in text)
     # The text may end with an explanation (`code`: words). After a comma, the next code would read as a part of it.
     separator = "; " if ":" in text else ", "

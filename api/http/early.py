@@ -19,8 +19,8 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise the error that charging one submission would raise now. This charges nothing. `queues`: how many tasks the
-    submission adds to each queue. `charged_as`: the rate that counts the submission.
+    """Raise the error that a submission would raise now (one exception: see `Admission.check`). This charges nothing.
+    `queues`: how many tasks the submission adds to each queue. `charged_as`: the rate that counts the submission.
 
     A request that repeats an answered request is not refused, because it creates nothing.
     """

@@ -1,4 +1,5 @@
-"""Answers requests to marked endpoints from a standby of PostgreSQL. These answers may be some seconds old.
+"""Answers requests to marked endpoints from a standby of PostgreSQL, while this standby serves: its lag is small, and
+no read from it has failed lately. These answers may be some seconds old.
 
 Lists, pages and counts are marked: they are old anyway when a person reads them. A request that writes always reads
 from the primary. So does a request for one job by its id, because a client must see its own writes.
@@ -40,7 +41,6 @@ def may_read_standby(endpoint: _Endpoint) -> _Endpoint:
 
 
 def is_marked(endpoint: Callable[..., Any] | None) -> bool:
-    """Whether the endpoint is marked."""
     return endpoint in _marked_endpoints
 
 
@@ -84,11 +84,11 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            # Leave the standby only if the error shows that it is unusable. If the request has used up its time for the
-            # standby (`is_over`), the standby may merely be slow. If asyncpg cannot encode a value, the fault is in the
-            # request.
+            # If the error shows that the standby is unusable, `leave` sends all reads to the primary for some seconds.
+            # Two errors do not show this. If the request has used up its time for the standby (`is_over`), the standby
+            # may merely be slow. If asyncpg cannot encode a value, the fault is in the request.
             if not reading.is_over and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
-                reads.replica.leave(error)  # read from the primary for some seconds
+                reads.replica.leave(error)
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary
             return None
@@ -100,7 +100,8 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
 
 def stay_fresh(request: Request, response: Response) -> Response:
     """Set a cookie on the response to a form. Because of the cookie, the console reads the browser's next pages from
-    the primary. The cookie lasts for the largest lag with which the standby serves: then the standby has the writes.
+    the primary. The cookie lasts for the largest lag with which the standby serves. After this time the standby has
+    what the form has written.
     """
     services = services_of(request)
     if services.replica_reads is not None:

@@ -40,8 +40,8 @@ async def publish_and_admit(
 ) -> None:
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
-    `departed`: the jobs that may have left these limits with the commit. During an outage this raises nothing, because
-    the request is committed: the workers admit the jobs later.
+    `departed`: the jobs that the commit may have taken out of these limits. During an outage this raises nothing,
+    because the request is committed: the workers admit the jobs later.
     """
     services.announcer.announce(hints)
     if limits:

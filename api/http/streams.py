@@ -67,7 +67,7 @@ async def stream(
             yield _encode(event, fields(event))
             after = event.seq
             has_ended = event.job_status in JOB_TERMINAL
-        if len(batch) == _BATCH:
+        if len(batch) == _BATCH:  # there may be more events: read again, without a wait
             continue
         was_deleted = has_changed and not batch  # deleting a job is a change without an event
         if has_ended or was_deleted:

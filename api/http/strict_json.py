@@ -35,9 +35,9 @@ _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 #: conversion takes quadratic time.
 _MAX_DIGITS = 20
 #: If Python's parser accepts a body that is not strict JSON, the body contains one of these: a name such as NaN, a
-#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits, or the NUL bytes of UTF-16. 200 digits:
-#: with an exponent of two digits, a number beyond a double needs some 210. A strict body may contain these texts, too.
-#: Only a strict parser can decide, so orjson parses each body with a match.
+#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits, or the NUL bytes of UTF-16. (A number
+#: beyond a double has an exponent of three digits, or more than 200 digits.) A strict body may contain these, too. Only
+#: a strict parser can decide, so orjson parses each body with a match.
 _MAYBE_NOT_STRICT = re.compile(
     rb"NaN|Infinity|\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[eE]\+?[0-9]{3}|(?<![0-9])[0-9]{200}|\x00"
 )

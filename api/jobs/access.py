@@ -70,9 +70,9 @@ def _is_operation(row: Row) -> bool:
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
-    """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, unless the
-    caller is an operator. Other callers would see counts, logs and refusals about jobs of other tenants, and could act
-    on these jobs by a retry.
+    """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, and the caller
+    is no operator. Without this check, the caller would see counts, logs and refusals about jobs of other tenants, and
+    could act on these jobs by a retry.
 
     `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Their member `of_tenant`
     names the tenant on whose jobs the operation acts; None: all tenants.
@@ -105,7 +105,7 @@ def permitted_jobs_of(
 
 
 def gone_error(tombstone: Row) -> Gone:
-    """The error for a job that was deleted, or that has expired. `tombstone`: what the job has left for a day."""
+    """The error for a job that was deleted, or that has expired. `tombstone`: the row that remains of it for a day."""
     instant = to_the_second(tombstone["at"])
     if tombstone["because"] == "deleted":
         return Gone("job_deleted", f"The job was deleted at {instant}.")
@@ -127,9 +127,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the read scope of the kind, but
-    `write` is true. Also raises Forbidden if the key has only the write scope, but `write` is false. Also raises
-    Forbidden for an operation on jobs of other tenants (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the wrong scope of the kind: the read
+    scope with `write`, or the write scope without it. Raises Forbidden also for an operation on jobs of other tenants
+    (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -86,7 +86,8 @@ def dead_letter_filter(
 ) -> DeadLetterFilter:
     """The filter that finds the dead letters that the caller may read or, with `write`, replay. A caller without
     `jobs:read` (with `write`: `jobs:operate`) may do this only with dead letters of runs. `kind`, `template`, `code`:
-    None stands for any.
+    None stands for any. The filter of an operator also finds bulk operations on jobs of other tenants
+    (`beyond_tenant`).
     """
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
@@ -211,7 +212,8 @@ async def _replay_each(
 
 
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
-    """Retry one job of a request that was charged as a whole. None: the job is not failed any more, or was deleted.
+    """Retry one job of a request that was charged as a whole. Returns what to publish after the commit. None: the job
+    is not failed any more, or was deleted.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.
