@@ -99,10 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expose(settings, "console" if settings.console_only else "api")
     if settings.traces:
         begin_traces("api")
-    allow_files(settings)  # as many open files as the connections need
+    allow_files(settings)  # let the process open as many files as its connections need
     try:
         with suppress(*TRY_AGAIN):  # the API also starts while PostgreSQL does not answer
-            uvloop.run(check_pooler(settings))  # raises BadSetting if the settings do not suit a pooler
+            uvloop.run(check_pooler(settings))  # raises BadSetting if the settings do not suit a pooler (PgBouncer)
         server = make_server(settings, host=options.host, port=options.port)
     except CodeBroken as error:
         log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - the traceback of the app's code alone

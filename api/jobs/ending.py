@@ -32,7 +32,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
     and Conflict `cancel_not_supported` if its template does not allow cancels.
     """
     async with services.pool.acquire() as connection:
-        limit_names = await concurrency.limits_of(connection, [access.id])
+        limit_names = await concurrency.limits_of(connection, [access.id])  # the job's concurrency limits
         async with connection.transaction():
             effects = await ending.cancel(services.actions, connection, [access.target], reason, _client_name(access))
             status = effects.states.get(access.id)
@@ -45,7 +45,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
             if status is not JobState.CANCEL_REQUESTED:
                 raise Conflict("cancel_not_supported", "The template of this job does not support cancelling.")
     count_ended_jobs(effects.ended)
-    # `hints`: messages to workers. Only an ended job makes room at its concurrency limits.
+    # `hints`: messages to workers. If the job has ended, it has made room at its concurrency limits for other jobs.
     await publish_and_admit(services, effects.hints, limit_names if effects.ended else (), [access.id])
     return status
 
@@ -64,12 +64,12 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
     Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention (a
-    maintenance loop of the workers) deletes the job after its end. Raises Gone or NotFound if another request or
-    retention has deleted the job since the caller read it.
+    maintenance loop of the workers) deletes the job when the job has ended. Raises Gone or NotFound if another request
+    or retention has deleted the job since the caller read it.
 
-    If no worker has a lease, the transaction writes a tombstone. After the commit, requests for the job get 410. Then
-    this function deletes first the objects (without holding a connection), and then the rows. If the object store does
-    not answer, retention deletes both later.
+    If no worker has a lease, the transaction writes a tombstone: after the commit, requests for the job get 410. Then
+    this function deletes first the job's objects (without holding a connection), and then its rows. If the object store
+    fails, retention deletes objects and rows later.
     """
     effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:
@@ -78,7 +78,8 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
             # The prefix of the job's objects. None: a worker still has the lease of a step, or the job is gone.
             prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
             if prefix is None:
-                # `states` lacks the job if an earlier request has cancelled it, or if the job is gone.
+                # `states` lacks the job if an earlier request has cancelled it, or if the job is gone. In the second
+                # case `state_now` raises, and the transaction rolls back.
                 status = effects.states.get(access.id) or await state_now(connection, access)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)

@@ -24,7 +24,7 @@ from leasehold.transitions.jobs import EXTERNAL, client_queue
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much an explanation reads at most: `entries` of the ledger, waiting `steps`, and the tasks or jobs that are
+    """How many rows an explanation reads at most: `entries` of the ledger, waiting `steps`, and the tasks or jobs
     `ahead` of the job.
     """
 
@@ -42,8 +42,8 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest` has at most one place: a place whose handler is missing in all workers of its queue. Its value: the most
-    similar names among the handlers that these workers have.
+    `nearest` has at most one place, whose handler no worker of the queue has. Its value: those handlers of these
+    workers that have the most similar names.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
@@ -64,8 +64,8 @@ async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _
 
 
 async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serving:
-    """Read which workers serve the waiting steps. Queues of external workers are left out, because the platform does
-    not know which external workers serve them.
+    """Read which workers serve the waiting steps, and the running steps whose lease has expired (`lapsed`). Queues of
+    external workers are left out, because the platform does not know which external workers serve them.
     """
     places = {
         (row["queue"], row["handler"])
@@ -154,8 +154,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of one step, usually one. A step that waits until a time has two if no worker has its handler. A step
-    whose lease has expired may have two.
+    """The reasons of one step. There are two if the step waits until a time and no worker has its handler, or if its
+    lease has expired and something prevents the takeover. Otherwise there is one.
     """
     if row["status"] == "running" and row["lapsed"]:
         return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)
@@ -173,7 +173,7 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
     """The reasons of a running step whose lease has expired. If the job is being cancelled, the sweeper of a worker
-    ends the step. Otherwise another worker takes the step over; if it cannot, the second reason names the obstacle: a
+    ends the step. Otherwise another worker takes the step over. If no worker can, a second reason names the obstacle: a
     paused queue, or no worker for the step.
     """
     step = row["step"]
@@ -196,7 +196,7 @@ def _reason_of_paused_queue(row: Row) -> dict[str, Any]:
 
 
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
-    """The first reason that holds, for a step whose lease has not expired. `later`: the step is not due yet."""
+    """The reason of a step whose lease has not expired. The column `later`: the step is not due yet."""
     step = row["step"]
     if row["status"] == "running":
         return _reason("running", f"{step} is running.", step=step, worker=row["lease_owner"], until=row["lease_until"])
@@ -256,8 +256,9 @@ def _last_seen_sentence(task: str, served: Served) -> str:
 
 
 def _task_of(handler: str) -> str:
-    """The task's name as its author knows it. A task of an app is the pipeline `APP.TASK` with one step, so its handler
-    `APP.TASK.STEP` is shortened to `APP.TASK`. A handler of another pipeline (`PIPELINE.STEP`) stays as it is.
+    """The task's name as it stands in the author's code. A task of an app is a pipeline `APP.TASK` with one step, so
+    the handler `APP.TASK.STEP` is shortened to `APP.TASK`. A handler of another pipeline (`PIPELINE.STEP`) stays as it
+    is.
     """
     pipeline, _, _ = handler.rpartition(".")
     return pipeline if "." in pipeline else handler

@@ -26,7 +26,7 @@ from leasehold.db.database import Connection
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.domain.json_values import MAX_INTEGER
 
-#: The column of the attempt's number has PostgreSQL's type `integer`: this is its largest value.
+#: The largest value of PostgreSQL's type `integer`, which the column `attempt` has.
 _MAX_ATTEMPT = 2**31 - 1
 #: A stream reads at most this many items at once.
 _BATCH = 500
@@ -51,9 +51,9 @@ Item: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How to read and encode one sort of items. `member`: the JSON member of a page with the items.
-    `read_page`: reads a page. `read_last_numbers`: reads the number of the last item of each job. For a job that has
-    ended it gives the special number ENDED. `encode_events`: encodes an item as server-sent events.
+    """How to read and encode one sort of items. `member`: the member of a JSON page that holds the items. `read_page`:
+    reads a page. `read_last_numbers`: reads the number of the last item of each job, or the special number ENDED for a
+    job that has ended. `encode_events`: encodes an item as server-sent events.
     """
 
     member: str
@@ -126,7 +126,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # Wait for an item that is newer than all items of the job. An item that is newer than the last sent one may
-        # exist already, if the filter has left it out: a wait for it would end immediately, again and again.
+        # Wait for an item that is newer than all items of the job. If this waited for an item newer than the last sent
+        # item, an item that the filter leaves out would end the wait immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -58,7 +58,7 @@ async def get_job(
     access = await find(services, caller, job_id)
     body = answer(access)
     etag = etag_of(services, access, body)
-    # A long poll: wait for the next change, unless the client's ETag shows that it has an older answer.
+    # If the client may have this answer already, wait for a change.
     if wait and access.row["finished_at"] is None and may_be_current(if_none_match, etag):
         await services.watch.changed(job_id, access.row["event_seq"], wait)
         access = await find(services, caller, job_id)
@@ -194,6 +194,6 @@ async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Respons
     services = services_of(request)
     access = await find(services, caller, job_id, write=True)
     status = await delete(services, access)
-    if status is None:  # the job had ended
+    if status is None:  # the job is deleted
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)

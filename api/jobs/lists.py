@@ -63,7 +63,7 @@ async def list_page(
     services: Services, caller: Caller, job_filter: JobFilter, before: UUID | None, limit: int, *, count: bool
 ) -> dict[str, Any]:
     """A page of the list. `before`: the last job of the page before; None: this is the first page. Raises InvalidFilter
-    for a wrong filter, and for one that would read too many rows.
+    if the filter is wrong, or would read too many rows.
     """
     scope = scope_of(services, caller, job_filter)
     if scope is None:
@@ -75,8 +75,8 @@ async def list_page(
 
 
 def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope | None:
-    """The tenant and the kinds whose jobs the filter may find. None: the caller may read none of these jobs. Raises
-    InvalidFilter for a kind that the installation does not have.
+    """The tenant, and the pipelines of the kinds whose jobs the filter may find. None: the caller may read none of
+    these jobs. Raises InvalidFilter for a kind that the installation does not have.
     """
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.find(job_filter.kind) is None:
@@ -89,20 +89,20 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
         tenant_id,
         permitted_jobs.pipelines,
         permitted_jobs.runs,
-        kinds.unowned,
-        kinds.owned,
+        kinds.unowned,  # the pipelines that belong to no kind
+        kinds.owned,  # the pipelines of all kinds
         beyond_tenant=permitted_jobs.tenant_id is None,
     )
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
-    if page.ended_at is None:  # the page ended before the bound on the rows that it reads
+    if page.ended_at is None:  # `ended_at`: the job at which the bound on the rows to read ended the page early
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     # `positions`: the terms of the filter, and where they stand in its text.
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
-        # The job at which the page ended was not searched, so the next page must begin with it. A page begins with the
-        # largest id below its cursor, so the cursor is this job's id + 1.
+        # The page has not searched the job `ended_at`, so the next page must begin with this job. A page begins with
+        # the largest id below its cursor, so the cursor is this job's id + 1.
         next_cursor = cursor_of(UUID(int=page.ended_at["id"].int + 1))
         return {"jobs": items, "next_cursor": next_cursor, "searched_back_to": page.ended_at["created_at"]}
     first_term = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")

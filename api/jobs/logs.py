@@ -45,8 +45,8 @@ def _chunk_events(item: Item) -> bytes:
     if item["restarts"]:
         restart = {name: item[name] for name in ("step", "attempt", "epoch")}
         restart_event = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
-    # Leave out members that repeat the kinds of the events. `cut` is a kind of event. After a `restart` event, a client
-    # knows that the step's earlier chunks are void (`superseded`).
+    # Leave out members that the events replace: a `cut` event replaces `cut`, and a `restart` event replaces `restarts`
+    # and `superseded` (the step's earlier chunks are void).
     content = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
     event = "cut" if "cut" in item else "chunk"
     return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))

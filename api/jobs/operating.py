@@ -1,8 +1,8 @@
 """Submits bulk operations (`cancel`, `retry` or `delete` of all jobs that a filter finds), and previews them. The
 endpoints and the console call `submit` and `preview`.
 
-An operation acts only on jobs that exist at its submission, and only on the kinds that the key's scopes allow at that
-time.
+An operation acts on jobs that exist at its submission, if the scopes that the API key has at that time allow the kind
+of the job.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class SubmittedOperation:
-    """The answer with the operation's JSON, and the RateLimit headers. The headers are {} if this repeats the answer to
-    an earlier request, or if no rate is limited.
+    """The answer with the operation's JSON, and the RateLimit headers. The headers are {} if the answer repeats an
+    earlier answer, or if no rate is limited.
     """
 
     answer: Answer
@@ -78,7 +78,7 @@ def _filter_and_scope(
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
-    """Raises InvalidFilter if no operation with this action may use the filter."""
+    """Raises InvalidFilter if an operation with this action may not use the filter."""
     if not job_filter.positions:
         raise job_filter.refused("", "Name at least one term: `created:>0s` finds every job.")
     if job_filter.kind is not None and services.job_kinds.find(job_filter.kind) is None:
@@ -170,7 +170,7 @@ def _operation_of(services: Services, caller: Caller, request: NewOperation, sco
         runs=scope.runs,
         client_id=caller.client_id,
         payer_key=caller.quota_key,  # retries are charged to the quota of this key
-        canary=request.canary,
+        canary=request.canary,  # the operation acts on this many jobs first, as a trial
         rate=rate_of(request.action, request.rate, services.settings),
         reason=request.reason,
     )

@@ -40,7 +40,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     ):
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
-            raise invalid_state(await state_now(connection, access))  # the job is not failed, or not any more
+            raise invalid_state(await state_now(connection, access))  # `revive` revives failed jobs only
         has_other_payload = None if params is None else True  # None is left out of the audit's row
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)

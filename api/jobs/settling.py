@@ -1,4 +1,4 @@
-"""Settles the order of a failed job. An order is a step's request to a provider; its outcome is unknown. A person
+"""Settles the order of a failed job. An order is a step's request to a provider; here its outcome is unknown. A person
 decides: adopt the order, order again, or give up the order. The endpoints in `unsettled` and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
@@ -82,8 +82,8 @@ async def _write_settlement(
 async def _refuse_order_of_other_tenant(
     connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
 ) -> None:
-    """Raises Conflict if a job of another tenant has adopted the order. Only jobs that ordered with the installation's
-    account are compared: two accounts at the same system may have different orders with the same id.
+    """Raises Conflict if a job of another tenant has adopted the order. This compares the jobs that ordered with the
+    installation's account. It leaves out tenants' own accounts, because orders of two accounts may have the same id.
     """
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
@@ -96,8 +96,8 @@ def _system_of_adopted_order(services: Services, access: JobAccess, orders: Unkn
     """The system that got the order, such as a provider. Raises Invalid if the platform cannot ask this system for an
     order.
 
-    Call this only if the job has an order to settle. Other jobs of the kind lack the parameters that this function
-    needs. An example is a withdrawal, a job that cancels an order.
+    The job must have an order to settle: other jobs of the kind may lack the parameters that this function needs. An
+    example is a withdrawal, a job that cancels an order.
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")

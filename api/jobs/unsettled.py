@@ -86,7 +86,8 @@ async def read_unsettled(
 
 def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
     """The failures after which only a person can settle the order: the pipeline, step and error code of each. Failures
-    of kinds that the caller may not read are left out.
+    of kinds that the caller may not read are left out. `unknown_orders`: how people settle the orders of a kind; None:
+    the kind has no orders.
     """
     kinds = services.job_kinds
     return [
@@ -122,7 +123,7 @@ async def _read_orders(
 async def _read_approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
-    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
+    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:  # may the caller read runs?
         return [], None
     rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
     items = [

@@ -68,7 +68,7 @@ def _without_none(**members: Any) -> dict[str, Any]:
 
 
 def answer(access: JobAccess) -> dict[str, Any]:
-    """The job as the answer of GET, without links to its outputs."""
+    """The job as the answer of GET, without links to its outputs. `kind.redacted`: parameters that it does not show."""
     row, kind = access.row, access.kind
     params: Mapping[str, Any] = row["params"]
     steps = row["steps"] or []

@@ -122,8 +122,8 @@ def _should_wait(services: Services, media: MediaView, if_none_match: str | None
 def _etag(services: Services, media: MediaView) -> str:
     """The ETag of the state. It is weak, because the signature in a URL differs from answer to answer.
 
-    If the media has ended and there is no CDN, its answer may have signed URLs. Then the ETag also changes each time
-    half the lifetime of a URL has passed: the answer is not 304, and the client gets new URLs.
+    If the job has ended and there is no CDN, the answer may have signed URLs. Then the ETag also changes each time half
+    the lifetime of a URL has passed: the client gets new URLs, and no 304.
     """
     version = f"{media.id}.{media.status}.{media.job_id}.{media.job_seq}"
     if is_finished(media) and services.settings.cdn_base_url is None:

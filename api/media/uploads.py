@@ -201,8 +201,8 @@ def _job_id_of(picture: MediaView) -> UUID | None:
 async def _check_and_submit(
     services: Services, caller: Caller, picture: MediaView, body: CompleteRequest, trace: dict[str, str]
 ) -> tuple[UUID, dict[str, str]]:
-    """Check the object and write the job. Returns the job's id and the RateLimit headers. If another request writes the
-    job first, there are no such headers.
+    """Check the object and write the job. Returns the job's id and the RateLimit headers. If another request has
+    written the job first, returns that job's id and no headers.
     """
     check_callback_url(services.settings, body.callback_url)
     await refuse_early(services, caller, queues_of(caller.tenant_id, media))
@@ -287,7 +287,7 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
             error={"code": refusal.code, "message": refusal.message, "retryable": False},
             keep=timedelta(days=services.settings.retention_days),
         )
-        if is_recorded:
+        if is_recorded:  # `keep=None`: no object may stay
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=None)
     if not is_recorded:
         return await _outcome_of_other_request(services, caller, picture.id)

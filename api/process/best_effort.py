@@ -1,5 +1,5 @@
-"""`best_effort`, for work that a request does after its commit. An outage during this work must not change the answer,
-because the request has already taken effect.
+"""`best_effort` suppresses an outage during the work that a request does after its commit. Such an outage must not
+change the answer, because the request has already taken effect.
 """
 
 from __future__ import annotations

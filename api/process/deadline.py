@@ -1,7 +1,7 @@
 """The deadline of a request: how long the request may wait for PostgreSQL in total, until its answer begins.
 
-A request has several waits (for a turn, a connection, a statement), and each has its own limit. While PostgreSQL does
-not answer, a request without a deadline would take the sum of these limits.
+A request has several waits (for its tenant's turn, for a connection, for a statement), and each has its own limit. If
+PostgreSQL does not answer, a request without a deadline would take the sum of these limits.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Deadline:
 
 @asynccontextmanager
 async def acquired_in_time(acquisition: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
-    """Acquire a connection for the block. Acquiring and the block count for the deadline of the current request. Raises
-    one of TRY_AGAIN (runtime/transient.py) when no time is left.
+    """Acquire a connection for the block. The time of both, acquiring and the block, counts for the deadline of the
+    current request. Raises one of TRY_AGAIN (runtime/transient.py) when no time is left.
     """
     request_deadline = current()
     async with AsyncExitStack() as stack:

@@ -61,17 +61,16 @@ class Caller:
 
 
 def _invalid_key() -> Unauthenticated:
-    # The same answer for an unknown, wrong, revoked or expired key: a stranger must not learn which.
+    # The same answer for an unknown, wrong, revoked or expired key, so that a stranger learns nothing about the key.
     return Unauthenticated("invalid_api_key", "The API key is not valid.")
 
 
 class Keyring:
     """Finds callers, and keeps the rows of their keys for `cache_seconds`. So a key that was revoked or has expired may
-    work in this process for this long.
+    work in this process for up to `cache_seconds` longer.
 
     `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider are
-    refused.
-    `cells`: None if the installation is not one of several cells (installations that share the tenants).
+    refused. `cells`: None if the installation is not one of several cells (installations that share the tenants).
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Keyring:
         if stored_key is None:
             stored_key = await self._read_key(presented_key.prefix, presented_key)
         elif not matches(presented_key, stored_key):
-            self._refuse_elsewhere(None, presented_key)  # a wrong secret: perhaps a key of another cell
+            self._refuse_elsewhere(None, presented_key)  # wrong secret here, but the key may belong to another cell
             raise _invalid_key()
         else:  # the tenant may have moved to another cell since the row was read
             self._refuse_elsewhere(stored_key.tenant_id, presented_key)
@@ -134,7 +133,9 @@ class Keyring:
         return self.caller_of_person(row)
 
     def caller_of_person(self, row: Row) -> Caller:
-        """The caller for the row of a person. Raises Unauthenticated `session_ended`."""
+        """The caller for the row of a person. Raises Unauthenticated `session_ended` if the person is disabled or has
+        no scopes, and WrongCell.
+        """
         if row["disabled_at"] is not None or not row["scopes"]:
             raise Unauthenticated("session_ended", "You may not sign in here. An admin of the tenant can change that.")
         self._refuse_elsewhere(row["tenant_id"])

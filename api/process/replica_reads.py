@@ -1,4 +1,4 @@
-"""Lends connections to PostgreSQL's standby, to requests whose answers may be some seconds old
+"""Lends connections to PostgreSQL's standby. A request gets them if its answer may be some seconds old
 (http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the
@@ -55,7 +55,7 @@ class Reading:
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
-            # A TimeoutError is not caught here: it is one of TRY_AGAIN, and means that the standby is slow or away.
+            # Do not catch a TimeoutError here: it is one of TRY_AGAIN, and means that the standby is slow or down.
             async with request_deadline.waiting(), reading_deadline.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
             await stack.enter_async_context(request_deadline.using(connection))
@@ -107,8 +107,8 @@ class ReplicaReads:
         self.replica = replica
         #: This many seconds after a write, every answer from the standby includes the write.
         self.fresh_after_seconds = settings.database_replica_max_lag
-        # One connection of the pool stays free for `Replica.note`, which checks the standby. Without it, a busy
-        # standby would seem to be away.
+        # One connection of the pool stays free for `Replica.note`, which checks the standby. Without this connection,
+        # a busy standby would seem to be down.
         self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
         # A request may use half of its time for the standby. The other half is left for the primary, which answers if
         # the standby fails.

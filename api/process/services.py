@@ -84,9 +84,9 @@ class Services:
     log_watch: LogWatch  # long polls wait here for log lines
     stream_watch: StreamWatch  # long polls wait here for chunks of streams
     templates: Templates
-    admission: Admission
+    admission: Admission  # the checks and charges of every submission
     kinds: tuple[Kind, ...]
-    job_kinds: JobKinds
+    job_kinds: JobKinds  # which pipelines belong to which kind of work, and which scopes a kind needs
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
     actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
@@ -124,8 +124,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             replica_task = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
             stack.push_async_callback(cancel_and_wait, replica_task)
         exporter = stack.enter_context(
-            # `records_up`: the exporter records whether the database is up. Otherwise only calls of /readyz would
-            # record it.
+            # `questions_of`: the queries for the metrics of each kind of work. `records_up`: the exporter records
+            # whether the database is up. Otherwise only calls of /readyz would record it.
             exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
         )
         exporter_task = asyncio.create_task(exporter.run())

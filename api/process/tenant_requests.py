@@ -11,7 +11,7 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: A tenant leaves one of so many connections free for other tenants, and at least one connection.
+#: A tenant leaves one connection in this many free for other tenants, and always at least one.
 _ONE_FREE_OF = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0

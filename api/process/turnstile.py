@@ -38,7 +38,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def turn(self, tenant_id: str) -> AsyncIterator[None]:
-        """Hold a place inside. Raises the error that `refusal` makes."""
+        """Hold a place during the block. Raises the error that `refusal` makes."""
         await self._enter(tenant_id)
         try:
             yield
@@ -46,7 +46,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        # If there is room for this request, it need not wait in line. No waiting request can use the room, because
+        # If there is room for this request, admit it before all waiting requests. None of them can use the room:
         # `_serve` has admitted all that fit.
         if self._has_room(tenant_id):
             self._inside[tenant_id] += 1

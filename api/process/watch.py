@@ -61,7 +61,8 @@ class _Watch(ABC, Generic[_Key]):
         """Wait until one of the keys changes. True: `_ready` has chosen this request. False: `seconds` are over, or the
         process is about to stop.
 
-        During an outage of the database the wait goes on. The next query of the request itself reports the outage.
+        During an outage of the database the wait goes on. After the wait, the request's own next query raises the
+        error.
         """
         if self._released or seconds <= 0:
             return False

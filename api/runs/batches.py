@@ -57,9 +57,11 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    written_runs: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and the effects; empty: no run
+    # How many runs `work` has written, and their hints and concurrency limits. Empty: `work` has written no run.
+    written_runs: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
-    await refuse_early(services, caller, {}, idempotency_key)  # {}: the queues are not known yet
+    # Refuse a request over a limit before the expensive check of its payloads. {}: the queues are not known yet.
+    await refuse_early(services, caller, {}, idempotency_key)
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
@@ -111,8 +113,8 @@ async def _split_by_existing(
         connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
     )
     existing_ids = {key: UUID(str(row["id"])) for key, row in rows.items()}
-    # The dictionary keeps the last run that it gets for a key. Because of `reversed`, this is the first run of the
-    # request.
+    # A dictionary keeps the last value of a key. Because of `reversed`, this is the first run of the request with the
+    # key.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.

@@ -85,10 +85,12 @@ async def create_run(
         if existing_run is not None:  # answer before the payload is checked and the submission is charged
             return accepted_response(existing_run)
     # `is_reserved`: the run has its place among the tenant's unfinished jobs, and the settings limit neither rates nor
-    # the depths of queues. So nothing else must be charged or checked.
+    # the depths of queues. Then there is nothing else to charge or to check.
     is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
     if not is_reserved:
-        queued_tasks: dict[str, int] = {}  # no queues to check yet: the template names them, and is read later
+        # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet: the
+        # template names them, and is read later.
+        queued_tasks: dict[str, int] = {}
         await refuse_early(services, caller, queued_tasks, idempotency_key)
     new_run = await _check_run(services, caller, body, identity_of(request).trace)
     if is_reserved and idempotency_key is None:  # the run may be written together with others

@@ -40,11 +40,11 @@ from leasehold.transitions.settlements import Completion, Failure, Settled, Verd
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
-#: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id. So workers of two
-#: tenants with the same id have different owners.
+#: The UUID namespace for the owners of leases. An owner is computed from the tenant and the worker's id, so two tenants
+#: may use the same worker id.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: Without effect: `LeaseTerms` has this field, but `claim_due` does not read it. The sweeper (a maintenance loop of the
-#: workers) bounds the losses, by LEASEHOLD_MAX_LOSSES.
+#: Has no effect: `LeaseTerms` has this field, but `claim_due` does not read it. LEASEHOLD_MAX_LOSSES bounds how many
+#: attempts of a task may be lost before the sweeper (a maintenance loop of the workers) fails the task.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -136,13 +136,15 @@ def lease_of(caller: Caller, task_id: UUID, body: Held) -> Lease:
 )
 async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Response:
     services = services_of(request)
+    # `margin` has no effect here: only the platform's own workers stop trusting a lease before it expires.
     terms = LeaseTerms(
         _owner_of_lease(caller, body.worker_id), ttl=body.lease_seconds, margin=0.0, max_losses=_MAX_LOSSES
     )
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
     claimed_tasks, needed_steps = await _claim_tasks(services, terms, queues, body.limit)
-    # `runnable` waits for a due task. Another worker may claim it first: then this loop waits again.
+    # `runnable` waits for a due task. Another worker may claim that task first: then this loop waits again. The loop
+    # ends without tasks if the client disconnects, or when `wait` is over.
     while not claimed_tasks and (seconds := deadline - monotonic()) > 0:
         if not await while_present(request, services.queues.runnable(queues, seconds)):
             break
@@ -163,8 +165,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
 async def _claim_tasks(
     services: Services, terms: LeaseTerms, queues: Sequence[str], limit: int
 ) -> tuple[list[Claimed], dict[UUID, list[Any]]]:
-    """Claim due tasks. Also read the steps that each task needs: task id -> steps. Both happen in one transaction, so
-    that a worker that gets an error has no task.
+    """Claim due tasks. Returns them, and for each task id the steps that the task needs. Both statements run in one
+    transaction: if the second fails, PostgreSQL rolls back the claim.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
@@ -174,8 +176,8 @@ async def _claim_tasks(
 
 
 async def _sign_files(services: Services, needed_steps: Mapping[UUID, Sequence[Any]]) -> dict[str, str]:
-    """A signed URL for each file of these steps, by the file's key. Tasks may need the same steps, so each file is
-    signed once. A signature takes a tenth of a millisecond, so `paced` lets other requests run in between.
+    """Sign a URL for each file of these steps, once if several tasks need the file. Returns the file's key -> its URL.
+    A signature takes a tenth of a millisecond, so `paced` lets other requests run in between.
     """
     seconds = services.settings.download_url_seconds
     keys = {file["key"] for steps in needed_steps.values() for row in steps for file in row["files"] or ()}
@@ -231,11 +233,11 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
 @asynccontextmanager
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
     """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
-    Raises Conflict `lease_lost` if another tenant has the step.
+    Raises Conflict `lease_lost` if the task is not the tenant's.
 
-    False: the worker still held the lease, but the step is past its limit, so this function has ended the attempt. The
-    caller must then write nothing. It must also raise no error inside the block, because an error would roll back the
-    end of the attempt.
+    False: the worker held the lease, but the step was past its limit, so this function has ended the attempt. The
+    caller must then write nothing, and must raise no error inside the block: an error would roll back the end of the
+    attempt.
     """
     timed_out: Settled | None = None
     async with connection.transaction():
@@ -335,8 +337,9 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """`outcome`: what `fail` or `release` returned. LOST means that the lease is lost, or that the run is being
-    cancelled. In the second case, acknowledge the cancel instead. Raises Conflict `lease_lost` in the first case.
+    """Acknowledge the cancel if the run is being cancelled. `outcome`: what `fail` or `release` returned. Its verdict
+    LOST means that the lease is lost, or that the run is being cancelled. If the acknowledgement is LOST, too, the
+    lease is lost: raises Conflict `lease_lost`.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
@@ -346,7 +349,7 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
 
 
 def _settled_response(services: Services, outcome: Settled, task_id: UUID) -> Response:
-    """Count and announce what the report changed."""
+    """Count the jobs that have ended, publish the hints of due tasks, and answer the task's new status."""
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states[task_id]})

@@ -24,8 +24,8 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: Bounds of one request: the number of its items, and the characters of each text. The API accepts such a text, but may
-#: cut it: it stores as much as telemetry/attempt_logs.py allows.
+#: The most items of one request, and the most characters of one text. telemetry/attempt_logs.py has smaller bounds: the
+#: API cuts each text to them before it stores the text.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
 _FIRST = (
     "The number of the first item among those of this attempt, from 1. If two requests have the same number, only the "

@@ -75,7 +75,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_run(services, caller, run_id)
     )
-    # The new run and its template. Stays empty if the answer to an earlier request is repeated.
+    # The run that `work` has created, and its template. Empty if an earlier answer is repeated.
     created_runs: list[tuple[CreatedRun, str]] = []
     limit_headers: dict[str, str] = {}
 

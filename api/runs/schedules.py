@@ -51,7 +51,7 @@ from leasehold.transitions.runs import CreatedRun
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
-#: How many of its next ticks a schedule's answer shows.
+#: How many future ticks the answer about a schedule lists.
 _NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 #: The audit does not record the values of these members, because they may be long or contain a secret.
@@ -61,8 +61,8 @@ _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of each field. None is only the default for a field that the client leaves out, and
-    such a field keeps its value. Exception: `version` and the fields of _NULLABLE may be null.
+    """Remove null from the schema of each field: a client may leave a field out, but may not send null. Exception:
+    `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
@@ -131,8 +131,8 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def _next_runs(row: Row) -> list[datetime]:
-    """The next ticks. Empty if the schedule is disabled, or if its cron expression is no longer valid. In the second
-    case a worker writes the reason to `last_error`.
+    """The next ticks. Empty if the schedule is disabled, or if its cron expression is no longer valid. For an invalid
+    expression, a worker writes the reason to `last_error`.
     """
     if row["next_run_at"] is None:
         return []
@@ -193,7 +193,7 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # nobody has checked the payload
+        if is_repeat:  # the stored answer has just expired, and nobody has checked the payload
             raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
@@ -225,9 +225,10 @@ async def create_schedule(
 
 
 async def _prepare(services: Services, row: Row) -> schedules.Prepared:
-    """The template and the parameters of the schedule's runs, or the error that prevents them. Does the same as
-    `schedules.prepare`, but holds no connection while the payload is checked. Raises TooMany or Unavailable if the
-    payload cannot be checked now.
+    """Read the template and check the payload. Returns the template and the parameters of the schedule's runs, or the
+    error that refuses the runs. Raises TooMany or Unavailable if the payload cannot be checked now.
+
+    Does the same as `schedules.prepare`, but holds no connection while the payload is checked.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -317,8 +318,9 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     expression or time zone.
 
     A new value of `cron`, `timezone` or `enabled` moves the next tick. Any other change leaves the next tick as it is,
-    even if the tick is due already: clients may send the whole schedule each time. A buffered tick waits until the run
-    before it ends. It is dropped if the schedule is disabled, or no longer has the policy `buffer_one`.
+    even if the tick is due already: clients may send the whole schedule each time. A buffered tick (`buffered_at`)
+    waits for the end of the run before. A change drops the buffered tick if the schedule is then disabled, or does not
+    have the policy `buffer_one`.
     """
     row_before = await _find(connection, tenant_id, schedule_id, "FOR UPDATE")
     schedule = dict(row_before) | changes
@@ -386,16 +388,18 @@ async def run_now(
     created_runs: list[tuple[CreatedRun, str]] = []  # the new run and its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared is None:
+        if prepared is None:  # an answer was stored for the key, but has just expired
             raise key_has_expired()
         prepared_run, template = prepared
-        # First lock the schedule, then the rates that are charged. Another order could deadlock.
+        # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         async with services.admission.submitting(connection, caller.payer, _queues_of(caller, prepared_run)) as charge:
+            # None: the run is for no tick.
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
-            if created_run is None:
+            if created_run is None:  # the run was refused
                 await services.admission.refund(connection, caller.payer)
-                # Raise nothing, because the transaction must commit: it has written the refusal to the schedule.
+                # Raise nothing, because the transaction must commit: it has written the reason to the schedule's
+                # `last_error`. The endpoint raises Conflict after the commit.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
         created_runs.append((created_run, template))
@@ -434,7 +438,7 @@ async def backfill(
     if body.dry_run:
         async with services.pool.acquire() as connection:
             ticks = _ticks_of_range(services, await _find(connection, caller.tenant_id, schedule_id), body)
-            check_key(idempotency_key)  # a preview does not use it
+            check_key(idempotency_key)  # refuse an invalid key, although a dry run does not use it
             ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
         return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
 
@@ -449,18 +453,19 @@ async def backfill(
     created_runs: list[tuple[CreatedRun, str]] = []  # the new runs, each with its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared is None:
+        if prepared is None:  # as in `run_now`
             raise key_has_expired()
         prepared_run, template, ticks = prepared
-        # First lock the schedule, then the rates that are charged. Another order could deadlock.
+        # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
-        # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
+        # If `prepared_run` is an error, it refuses every tick. Then submit one tick: `submit_now` writes the reason to
+        # the schedule.
         is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
-        # {}: the depths of the queues are checked only after the write (`charge.queues`), because the number of runs is
-        # not known before.
+        # {}: do not check the depths of the queues before the write, because the number of runs is not known yet.
+        # `submitting` checks the depths of `charge.queues` after the write.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             charge.queues.update(_queues_of(caller, prepared_run))
             for tick in ticks_to_submit:
@@ -475,7 +480,7 @@ async def backfill(
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
     request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
-    async with services.bulk.turn(caller.tenant_id):
+    async with services.bulk.turn(caller.tenant_id):  # each process runs few bulk writes at once; the others wait
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run, template in created_runs:
         await publish_submitted_run(services, created_run, template)
@@ -483,7 +488,9 @@ async def backfill(
 
 
 def _queues_of(caller: Caller, prepared_run: schedules.Prepared) -> Mapping[str, int]:
-    """The queues of one run. Empty if the template refuses the run: `submit_now` then records the reason."""
+    """Queue -> the number of tasks that one run puts into it. Empty if the run is refused: `submit_now` then writes the
+    reason to the schedule.
+    """
     with suppress(Invalid):
         if not isinstance(prepared_run, RequestError):
             template_version, params = prepared_run

@@ -29,9 +29,9 @@ def _utc(instant: datetime) -> datetime:
     return instant.astimezone(UTC)
 
 
-#: An instant that a client names. An instant between these bounds fits the column, and Python can convert it to every
-#: time zone. It is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads only offsets up
-#: to 15:59.
+#: An instant that a client names. Between these bounds it fits a `timestamptz` column, and Python can convert it to
+#: every time zone. `_utc` converts it, because RFC 3339 allows offsets up to 23:59, but PostgreSQL reads offsets up to
+#: 15:59.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 

@@ -1,7 +1,7 @@
 """/v1/templates: clients read templates, write and delete versions of a template, and enable or disable them.
 
-The lists also have the templates that are declared in code. Clients cannot change these. `kind` in a path is the
-template's `type`.
+The lists include templates that are declared in code, which clients cannot change. `kind` in a path is the template's
+`type`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def list_versions(
     after = version_of_cursor(cursor)
     async with services.pool.acquire() as connection:
         page = await services.templates.page(connection, caller.tenant_id, kind, after=after, limit=limit)
-        # An empty page may have been filled by versions that this release cannot read: such a template exists.
+        # A page leaves out versions that this release cannot read. So it can be empty although the template exists.
         if (
             not page.versions
             and after is None
@@ -192,7 +192,8 @@ async def enable_template(request: Request, kind: str, version: Version, body: E
 async def delete_template(request: Request, kind: str, version: Version, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
-        # With these locks nobody writes the version again, or adds a schedule that uses it, before the commit.
+        # Until the commit, these locks prevent others from writing the version again, and from adding a schedule that
+        # uses it.
         await lock_additions(connection, "template", caller.tenant_id)
         await lock_additions(connection, "schedule", caller.tenant_id)
         await services.templates.delete(connection, caller.tenant_id, kind, version)

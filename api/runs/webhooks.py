@@ -1,7 +1,7 @@
 """/v1/webhooks: clients subscribe URLs to the ends of jobs. Workers sign the deliveries as Standard Webhooks defines.
 
-The row of a webhook has its secret, sealed (encrypted). The API shows a secret only in the answer to the request that
-made the secret, and to repetitions of this request.
+The row of a webhook has its secrets, sealed (encrypted). The answers to a request that creates a webhook or rotates its
+secret, and to repetitions of such a request, have the newest secret. No other answer has a secret.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Event: TypeAlias = Literal[
     "job.succeeded", "job.failed", "job.cancelled", "job.expired",
 ]  # fmt: skip
 
-#: A list of deliveries searches at most this many.
+#: A list of deliveries searches the newest deliveries of the tenant, at most this many.
 _MAX_SEARCHED = 10_000
 _SECRETS = 2  # the new secret and, until the next rotation, the secret before it
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
@@ -85,9 +85,9 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check_url(services: Services, tenant_id: str, url: str) -> None:
-    """Raises Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately.
-    Each delivery checks its URL again. Raises Unavailable `busy` if too many URLs are being checked, of this tenant
-    or of all.
+    """Check the URL by the rules for outgoing requests. Each delivery checks it again, but here the client gets the
+    error immediately. Raises Invalid if the rules forbid the URL. Raises Unavailable `busy` if too many URLs of the
+    tenant, or of all tenants, are being checked.
     """
     try:
         async with services.url_checks.turn(tenant_id), Egress.from_settings(services.settings) as egress:
@@ -140,9 +140,10 @@ async def create_webhook(
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     async with services.pool.acquire() as connection:
+        # `OneConnection`: `once` uses this connection, as `_with_secret` does.
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        # A job that is submitted from now on reports its end to the webhook. `watch` makes older jobs report their
-        # ends, too.
+        # A job that is submitted from now on reports its end to the webhook. `watch` makes older unfinished jobs report
+        # their ends, too.
         await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
@@ -281,7 +282,7 @@ async def list_deliveries(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
             " j.params->'event'->'data'->>'id' AS run_id,"
             " j.params->'event'->'data'->>'id' AS job_id, t.attempt, t.available_at AS next_try_at"
-            # No index finds the deliveries of one webhook, so the search among those of the tenant has a bound.
+            # No index finds the deliveries of one webhook, so this searches the newest deliveries of the tenant.
             " FROM (SELECT * FROM job WHERE tenant_id = $1 AND pipeline = 'webhook' ORDER BY id DESC LIMIT $4) AS j"
             " JOIN task t ON t.job_id = j.id WHERE j.params->>'webhook_id' = $2 ORDER BY j.id DESC LIMIT $3",
             caller.tenant_id,

@@ -67,8 +67,8 @@ async def delete(
     """Delete the job. If the job has not ended, cancel it first. `effects` gets what the cancel changed, and the hints
     of webhook deliveries. `operation_id`: as in `cancel`.
 
-    Returns the prefix of the job's objects. Readers no longer find the job: a tombstone says that it was deleted. After
-    the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
+    Returns the prefix of the job's objects. The job then has a tombstone: clients get 410. After the commit, the caller
+    deletes the objects, and then the rows; retention deletes what remains.
 
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended. Also
     returns None if the job's row was deleted after the caller had read it.
@@ -86,8 +86,8 @@ async def delete(
         effects.states |= cancel_effects.states
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
-        # `expire_early` makes retention delete the job as soon as it ends. If the job has ended already, by the cancel
-        # or by itself, it is deleted here.
+        # `expire_early` makes retention delete the job as soon as it ends. If it returns a value, the job has ended
+        # already, by the cancel or by itself: then delete it here.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
@@ -101,7 +101,8 @@ async def delete_together(actions: Actions, connection: Connection, targets: Seq
     """As `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the deleted jobs."""
     for target in targets:
         if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
-            # Nobody waits for the hints of the deliveries: the relay publishes them.
+            # Drop the hints that `dispatch` returns: no client waits for these deliveries, and the relay publishes
+            # their hints.
             await actions.dispatch(connection, target.id, deletes=True)
     deleted_ids = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
     for hook in actions.before_jobs_go:

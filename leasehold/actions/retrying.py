@@ -154,7 +154,7 @@ async def _revive_job_without_template(
             if hints is not None and after_retry is not None:
                 ended = await after_retry(connection, target.id, tenant_id, from_step)
     except asyncpg.UniqueViolationError as error:
-        if error.constraint_name not in runs.KEYS:
+        if error.constraint_name not in runs.KEYS:  # the unique indexes of exclusive keys and dedupe keys
             raise
         raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
     limit_names = [(limit.tenant_id, limit.key) for limit in all_limits]

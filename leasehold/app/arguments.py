@@ -1,7 +1,7 @@
 """Converts the arguments of a task's function to JSON and back, by a pydantic model.
 
-If the function has a single parameter whose type is a pydantic model, and the model's JSON is an object, that model is
-used. For any other function, a model is made of its signature.
+If the function has a single parameter, the parameter's type is a pydantic model, and the model's JSON is an object,
+this module uses that model. For any other function, it makes a model of the function's signature.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from leasehold.app.task import PositionalTask
 
 A = TypeVar("A")  # the type of an item
 R = TypeVar("R")  # the type of an item's result
-C = TypeVar("C")  # what a call of the function returns: a list[R], or a coroutine that returns one
+C = TypeVar("C")  # what a call of the function returns: a list[R], or a coroutine that returns a list[R]
 
 
 class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):

@@ -1,7 +1,6 @@
-"""Batches in a worker: attempts of one task wait for each other, and one call of its function serves them all.
+"""Batches in a worker: attempts of one task wait for each other, and then share one call of the task's function.
 
-The runs share only the call: each has its own item, lease, retries and result. Runs of different tenants never share a
-call.
+Each run has its own item, lease, retries and result. Runs of different tenants never share a call.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class SubmitOptions(TypedDict, total=False):
     """The options of `submit`.
 
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
-    The second submission must have the same arguments, and over HTTP the same options, too. `delay`: the run starts so
-    long after its submission. `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low.
+    The second submission must have the same arguments, and over HTTP the same options, too. `delay`: how long after its
+    submission the run starts. `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low.
     `id`: the id of the run: a UUIDv7 that you made, or its text. A repeated submission with the same id starts no
     second run.
     """

@@ -64,7 +64,6 @@ class Endings:
                 waiter.set_exception(error)
 
     async def _wake_ended(self) -> None:
-        """Wake the waiters of the runs that have ended."""
         try:
             async with self._pool.acquire() as connection:
                 rows = await connection.fetch(_ENDED, list(self._waiters))

@@ -31,7 +31,7 @@ class Handling:
     """The handlers of one function; its task uses one of them. `in_thread` calls a plain function in a thread of the
     worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child process. `isolated` calls the
     function in the sandbox's child process, where the handler itself runs. `batched` calls the function once for
-    several attempts.
+    several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of app.py).
     """
 
     def __init__(
@@ -138,9 +138,9 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 
 class FinalErrors:
-    """A context manager. `never`: exceptions after which a run is not retried. If the block raises such an exception,
-    the context manager raises Permanent instead. Exception: it does not replace an error of OVERTAKEN, because such an
-    error shows that another attempt may have the task.
+    """A context manager that raises Permanent in place of an error of its block. `never`: the exceptions that it
+    replaces, because a run is not retried after them. It does not replace an error of OVERTAKEN, because such an error
+    shows that another attempt may have the task.
     """
 
     __slots__ = ("_never",)

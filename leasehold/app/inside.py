@@ -64,8 +64,8 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
         all_written.ids += written.ids
         all_written.hints += written.hints
         all_written.limits += written.limits
-    # To publish hints the app opens its own connection. Unless the settings name `database_url`, it may not reach the
-    # database.
+    # To publish hints, the app opens its own connection. If the settings do not name `database_url`, that connection
+    # may not reach the user's database.
     if "database_url" in settings.model_fields_set:
         adapter.on_commit(partial(connections.announce_soon, all_written))
     return all_written.ids

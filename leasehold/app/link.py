@@ -35,7 +35,7 @@ from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.workflows import signals
 from leasehold.urls import check_urls
 
-T = TypeVar("T")  # what the work of `_repeat_while_away` returns
+T = TypeVar("T")  # what `work`, the argument of `_repeat_while_away`, returns
 
 #: After a commit, hints (messages that tell workers of new work) wait this long for a connection to the broker. After
 #: that a worker's relay sends them.
@@ -106,7 +106,7 @@ class DatabaseLink:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings, tenant: str) -> AsyncIterator[DatabaseLink]:
-        """Make a link, which connects when it is first used. So making it does not fail while a server is away. Raises
+        """Make a link, which connects when it is first used. So this succeeds even if no server answers. Raises
         BadSetting for a URL that cannot be used.
         """
         check_urls(settings)
@@ -121,7 +121,7 @@ class DatabaseLink:
             yield link
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
-        """Write all runs or none. Returns their ids. While PostgreSQL is away, try again for `submit_seconds`.
+        """Write all runs or none. Returns their ids. If PostgreSQL does not answer, try again for `submit_seconds`.
 
         Raises Unanswered after that time: the runs may or may not have been written. Raises Invalid, and Conflict for
         an id that another run has.
@@ -216,9 +216,9 @@ class DatabaseLink:
         await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound. If PostgreSQL is
-        away from the start, raises Unreachable after `submit_seconds`, or returns False if `seconds` pass first. An
-        outage that begins later raises nothing: the wait goes on, up to `seconds`.
+        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound. If PostgreSQL
+        does not answer the first read, raises Unreachable after `submit_seconds`, or returns False if `seconds` pass
+        first. An outage that begins later raises nothing: the wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -315,8 +315,8 @@ class DatabaseLink:
         return chunks
 
     async def _repeat_while_away(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns. While PostgreSQL is away, repeat `work` for `submit_seconds`; then raise Unreachable.
-        `work` must be safe to repeat.
+        """Call `work`, and return its result. While PostgreSQL does not answer, repeat `work` for `submit_seconds`;
+        then raise Unreachable. `work` must be safe to repeat.
         """
         seconds = self._settings.submit_seconds
         try:

@@ -1,6 +1,6 @@
-"""The adapters give a connection of the user's program the asyncpg methods that the platform's statements use.
+"""Adapters wrap a connection of the user's program. They have the asyncpg methods that the platform's statements use.
 
-Only the user's program begins, commits and rolls back its transaction: no adapter does.
+The user's program begins, commits and rolls back its transaction. No adapter does.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Adapter(ABC):
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
         """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. It may also be called when nothing was committed: it only makes workers poll for
-        due tasks.
+        not block, and raises nothing. A call without a commit does no harm: workers then only poll for due tasks.
         """
 
     def is_in_transaction(self) -> bool:
@@ -112,7 +111,7 @@ class _Psycopg(Adapter):
 
 
 class Psycopg(_Psycopg):
-    """A psycopg.Connection, also the one below Django's. `wrapper`: Django's connection."""
+    """A psycopg.Connection, also the connection inside Django's. `wrapper`: Django's connection."""
 
     is_sync = True
     wrapper: Any = None
@@ -143,7 +142,7 @@ class AsyncPsycopg(_Psycopg):
 
 
 def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """A row factory for psycopg. It replaces that of the user's connection, whose rows may have any shape."""
+    """A row factory for psycopg. It replaces the row factory of the user's connection, which may make any objects."""
     return tuple
 
 
