@@ -13,8 +13,8 @@ from leasehold.domain.ids import new_id
 
 class LocalAttempt:
     """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0: no attempt of
-    the run has failed. `opened` is None: only a worker opens resources for attempts. `reports`: (percent, summary) of
-    each `progress`. `chunks`: what the function emitted.
+    the run has failed. `opened` (what the app's lifespan opened) is None: only a worker runs the lifespan. `reports`:
+    (percent, summary) of each `progress`. `chunks`: what the function emitted.
     """
 
     number = 1

@@ -83,7 +83,7 @@ class Portal:
             raise
 
     def close(self) -> None:
-        """Stop the loop, and cancel the work that still runs in it. Blocks for at most 10 s."""
+        """Stop the loop; `_run` then cancels the work that has not ended. Blocks for at most 10 s."""
         if not self.is_usable:
             return
         with self._lock:

@@ -3,7 +3,7 @@ time.
 
 `python -m leasehold.app.process_child FD PARENT PATH...`. FD: the file descriptor of the channel to the worker. PARENT:
 the worker's process id. PATH: an entry of the worker's `sys.path`. The program has the worker's environment, disk and
-network. At the time limit the worker kills its process group.
+network. At the time limit of a call, the worker kills the program's process group.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from leasehold.worker.sandbox.fences import die_with
 #: Held while a frame (a message to the worker) is sent, because several threads of a function may send at the same
 #: time.
 _send_lock = Lock()
-#: Thread -> the number of the call for which it works: the call in which it was started, or in which a pool got the
-#: function that it runs. A function may leave behind a thread that still sends frames during a later call, which may
-#: belong to another tenant. The worker drops frames that have the number of an earlier call.
+#: Thread -> the number of the call for which the thread works: the call that started the thread. A thread of a pool
+#: works for the call that submitted its present function. A function may leave behind a thread that still sends frames
+#: during a later call, which may belong to another tenant. The worker drops frames with the number of an earlier call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 _start_thread = Thread.start
 _submit_to_pool = ThreadPoolExecutor.submit
 
 
 def _start_in_call(thread: Thread) -> None:
-    """Start the thread, and note that it belongs to the call of the thread that starts it. Replaces Thread.start."""
+    """Start the thread, which works for the same call as the current thread. Replaces Thread.start."""
     _calls_of_threads[thread] = _call_of_this_thread()
     _start_thread(thread)
 
@@ -61,8 +61,8 @@ def _start_in_call(thread: Thread) -> None:
 def _submit_in_call(
     pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
-    """Submit the function, which runs for the call of the thread that submits it: the threads of a pool may live longer
-    than a call. Replaces ThreadPoolExecutor.submit.
+    """Submit the function. While it runs, the pool's thread works for the current thread's call: threads of a pool may
+    live longer than a call. Replaces ThreadPoolExecutor.submit.
     """
     call_number = _call_of_this_thread()
 
@@ -187,8 +187,8 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:
-    """The task `name` that the module declares at its top level. Raises Permanent if there is no such module, or the
-    module lacks the task. Raises what the module raises.
+    """The task `name` that the module declares at its top level. Raises Permanent if the module lacks the task, or if
+    its import raises ImportError. Any other error of the import passes unchanged.
     """
     try:
         values = vars(importlib.import_module(module)).values()

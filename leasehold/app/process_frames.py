@@ -61,7 +61,7 @@ class CallOfProcess(BaseModel):
 
 class LineOfProcess(BaseModel):
     """A line that the function has logged. `trace`: the traceback of the exception that was logged with it. `fields`:
-    what was logged as `extra`; values of other types become text.
+    what was logged as `extra`; a value that is no bool, number, text or None becomes text.
     """
 
     level: int
@@ -72,7 +72,7 @@ class LineOfProcess(BaseModel):
 
 
 class FailedInProcess(BaseModel):
-    """The exception of the function. `after`: the seconds that a Retryable names until the next attempt."""
+    """The exception of the function. `after`: the seconds until the next attempt, if a Retryable names them."""
 
     code: _Text
     message: _Text
@@ -87,7 +87,7 @@ def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> N
 
 
 def receive(channel: socket.socket) -> tuple[int, bytes] | None:
-    """The number and body of the next call. Blocks until it has arrived. None: the worker has closed the channel."""
+    """Read the next call: its number and body. Blocks until it has arrived. None: the worker has closed the channel."""
     head = _read_exactly(channel, HEAD.size)
     if head is None:
         return None
@@ -99,7 +99,7 @@ def receive(channel: socket.socket) -> tuple[int, bytes] | None:
 def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB: `recv` allocates all the bytes that a call requests
+        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB, because `recv` first allocates all bytes it may read
         if not part:
             return None
         parts.append(part)

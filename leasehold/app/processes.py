@@ -66,8 +66,8 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call. Returns its last frame, and gives each frame before it to `on_frame`. Frames of earlier calls,
-        from threads that their functions left behind, are dropped. Raises ChildCrashed.
+        """Run the call, and return its last frame; `on_frame` gets each frame before it. Drops frames of earlier calls:
+        their functions may have left threads behind. Raises ChildCrashed.
         """
         self._call_number += 1
         body = call.model_dump_json().encode()
@@ -100,7 +100,7 @@ class Process:
 
 
 class Processes:
-    """The worker's pool for one app. A process is reused for the next call, unless its last call was interrupted."""
+    """The worker's pool for one app. It reuses a process for the next call, unless the last call was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
         self._places = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
@@ -108,7 +108,9 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:
-        """Reserve one of the pool's processes for the `run` in the block. Yields False if none became free in time."""
+        """Reserve one of the pool's processes for one `run` in the block. Yields False if no process became free within
+        WAIT_SECONDS.
+        """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._places.acquire()
@@ -131,7 +133,7 @@ class Processes:
         is_reusable = False
         try:
             kind, body = await process.call(call, partial(_report, attempt, process.pid))
-            # A process that was asked to stop would stop its next call, too. So the pool does not use it again.
+            # `_watch` ends only after it has asked the process to stop. Such a process would stop its next call, too.
             is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:

@@ -71,7 +71,7 @@ class Run(Generic[R]):
         return self
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the end, and return the result. Raises TaskFailed unless the run succeeds, and as `wait` does."""
+        """Wait for the end, and return the result. Raises TaskFailed if the run did not succeed. Raises as `wait`."""
         self._refuse_in_loop("result", "aresult")
         return self._result_of(self._connections.call(self._outcome_at_end(timeout)))
 
@@ -86,8 +86,8 @@ class Run(Generic[R]):
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
         Raises NotFound, Conflict `run_ended` and TooMany `too_many_signals`. Raises Invalid `invalid_payload` for a
-        payload that cannot be stored. If the run waits for the signal, a payload of a wrong type also raises it. Raises
-        Invalid `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no wait can have.
+        payload that cannot be stored, or that has a wrong type while the run waits for the signal. Raises Invalid
+        `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no signal may have.
         Raises Unreachable: the signal may or may not be stored.
         """
         self._connections.call(self._signal(name, payload))
@@ -157,7 +157,7 @@ class Run(Generic[R]):
         await (await self._connections.link()).signal(self.id, name, _storable(payload))
 
     async def _cancel(self, reason: str) -> str:
-        # An odd reason, such as the text of an error, must not keep the run from being cancelled.
+        # `storable_text` removes characters that PostgreSQL cannot store: an odd reason must not prevent the cancel.
         return await (await self._connections.link()).cancel(self.id, storable_text(reason)[:_MAX_REASON])
 
     def _result_of(self, outcome: Outcome) -> R:

@@ -42,8 +42,8 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` begins each DeclarationError with the file and line of the user's code, which is the
-    innermost frame outside of the platform's package.
+    """`with PlaceOfCaller():` begins each DeclarationError with the file and line of the user's code: the innermost
+    frame outside of the platform's package.
     """
 
     def __enter__(self) -> None: ...

@@ -37,8 +37,8 @@ R = TypeVar("R")  # the type of its result
 A = TypeVar("A")  # the type of its first argument
 C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
 
-#: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks.
-#: The reason: a worker runs all tasks of a queue in the sandbox, or none.
+#: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
+#: because a worker runs all tasks of a queue in the sandbox, or none.
 ISOLATED_QUEUE = "isolated"
 
 
@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
             self.pipeline.on_failure = follower.pipeline
 
     def _handler(self) -> Callable[..., Any]:
-        """The handler that the options choose. Raises DeclarationError for options that exclude each other."""
+        """Choose the handler by the options. Raises DeclarationError for options that exclude each other."""
         if (self.terms.process or self.terms.isolated) and self._is_async:
             raise declaration_error(
                 self.function, "an async def runs in the worker's loop: a process of its own needs a plain def"
@@ -146,7 +146,7 @@ class Task(Generic[P, R]):
 
     def find(self, run_id: UUID | str) -> Run[R]:
         """The handle of this task's run with this id. The run is looked up when the handle is first used. Raises
-        Invalid `invalid_id` unless `run_id` is a UUID, or a text that is one.
+        Invalid `invalid_id` if `run_id` is neither a UUID nor the text of a UUID.
         """
         return Run(id_of(run_id), self.name, self.results, self._connections)
 

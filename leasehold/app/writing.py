@@ -114,8 +114,8 @@ async def _write_debounced(
     written: Written,
     now: datetime,
 ) -> list[NewRun]:
-    """Debounce the calls. Calls with one key become one run, with the id of the first call and the arguments of the
-    last.
+    """Debounce the calls, and set their ids in `written`. Calls with one key become one run, with the id of the first
+    call and the arguments of the last.
 
     If a run with the key waits already, that run gets the last call's arguments, and its delay begins again. All other
     runs are new. This function returns them, and the caller must write them.
@@ -150,8 +150,8 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
     key before, returns the id of that run. Raises Invalid if that run or one of the calls has other arguments.
     """
     name = calls[0].task.name
-    # A second submission with the caller's key must have equal arguments. If the key is made of the arguments, they
-    # need no comparison.
+    # If the caller gave the key, all calls with it must have equal arguments. A key of the option `unique` is made of
+    # the arguments, so they need no comparison.
     arguments = {encoded_payload(call.params) if call.has_key_of_caller else b"" for call in calls}
     if len(arguments) > 1:
         raise Invalid("idempotency_key_reused", f"The key {key!r} of {name} was used with other arguments.")
@@ -160,6 +160,7 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
         reservation = await idempotency.reserve(connection, tenant, f"task:{name}:{key}", fingerprint)
     except Invalid as error:
         raise Invalid(error.code, f"The key {key!r} of {name} was used with other arguments.") from None
+    # If the key was used before, `reservation` is the stored answer of that submission.
     return reservation if isinstance(reservation, Reservation) else UUID(orjson.loads(reservation.body)["id"])
 
 

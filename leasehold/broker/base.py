@@ -18,8 +18,8 @@ class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
     `tenant`: the task's tenant. With it a worker needs no query to keep a share of its slots for other tenants. (A slot
-    is room for one attempt.) Empty: the sender did not have the tenant. Workers count all such hints as the hints of
-    one tenant.
+    is room for one attempt.) Empty: the hint came without a tenant. Workers count all such hints as the hints of one
+    tenant.
     """
 
     task_id: UUID
@@ -47,8 +47,8 @@ class Broker(Protocol):
 
     #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str
-    #: Whether hints arrive one by one, each with its task. False: the broker only wakes the worker (`on_wake`), because
-    #: some task of a queue may be due.
+    #: Whether hints arrive one by one, each with its task. False: the broker only calls `on_wake` with the name of a
+    #: queue of which some task may be due.
     delivers_hints: bool
 
     @property
@@ -87,12 +87,12 @@ class Broker(Protocol):
         first.
 
         `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
-        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So set it to about three
-        times the number of slots: then the share of `normal` alone almost fills the slots.
+        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So a worker gives four
+        times the number of its slots: then the share of `normal` alone fills the slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
-        `on_wake(queue)`: called when the queue may have work without a hint, because the broker carries no hints, or
-        may have lost some while it was unreachable. The worker then polls the queue. Called in the event loop; it must
-        only pass the name on.
+        `on_wake(queue)`: called when the queue may have tasks without a hint: the broker carries no hints, or it was
+        unreachable and may have lost some. The worker then polls the queue. Called in the event loop; it must only pass
+        the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

@@ -36,7 +36,7 @@ class HintBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Self | None:
-        """The batch of a submission's `rows`, one for each hint. None: with fewer than two hints there is no batch."""
+        """The batch of a submission; `rows`: one row for each hint. None: fewer than two hints need no batch."""
         if not rows or rows[0]["batch_id"] is None:
             return None
         return cls(rows[0]["batch_id"], {row["task_id"] for row in rows})
@@ -72,8 +72,8 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile needs
-# no hint: if it becomes runnable again, a new hint is written, or a poll finds it. The ids are an array, as in TAKE.
+# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile gets
+# no row. If it becomes runnable again, a new hint is written, or a poll finds it. The ids are an array, as in TAKE.
 SPLIT = f"""
 -- relay_split
 WITH taken_batch AS MATERIALIZED (
@@ -150,7 +150,9 @@ async def delete_confirmed(connection: Connection, announcements: Sequence[Annou
 
 
 async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
-    """Postpone a hint that cannot be sent, to the time at which the quarantine of `duty` tries it again."""
+    """Postpone a hint that cannot be sent: it is due again at its `quarantine.retry_at`. `duty`: the loop that
+    quarantined it (set it aside after an error).
+    """
     await connection.execute(
         "UPDATE outbox o SET relay_at = q.retry_at FROM quarantine q"
         " WHERE o.id = $1 AND q.duty = $2 AND q.unit = o.id::text",

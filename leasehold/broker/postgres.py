@@ -214,7 +214,7 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may lose prepared statements, and there is only one
+            statement_cache_size=0,  # a pooler may lose prepared statements; each session has only one statement
         )
         try:
             self._lost.clear()

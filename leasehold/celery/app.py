@@ -112,9 +112,10 @@ class Celery(Lacking):
         return leasehold_task
 
     def find(self, run_id: UUID | str) -> Run[Any]:
-        """The handle of the run with this id, of any of the app's tasks. Each task has a method `find` that would do.
-        This method uses the `find` of the canvas (the workflow `_CANVAS`), because every app has a canvas. Raises
-        Invalid `invalid_id`.
+        """The handle of the run with this id, of any of the app's tasks. Raises Invalid `invalid_id`.
+
+        The `find` of any task would do. Every app has the canvas (the workflow `_CANVAS`), so this method uses its
+        `find`.
         """
         run: Run[Any] = self._canvas.find(run_id)
         return run

@@ -181,8 +181,8 @@ class CeleryTask(Lacking):
 
     def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
         """Run the function in an attempt, and return its result. Raises Retryable if the run may be tried again, and
-        Permanent if an error of the function ends the run. An error of OVERTAKEN and any other StepError pass
-        unchanged.
+        Permanent if an error of the function ends the run. Any other StepError passes unchanged, and so does an error
+        of OVERTAKEN, after which another attempt may have the task.
         """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
@@ -192,9 +192,10 @@ class CeleryTask(Lacking):
         try:
             return self._call_function(bound_self, args, kwargs)
         except (Retry, *OVERTAKEN):
-            raise
+            raise  # a Retry comes from `self.retry`, which has checked the limit
         except StepError as error:
-            # A Retryable that the function itself raises uses up `max_retries`, too.
+            # A Retryable ends the run if `self.retry` raised it after the last retry. A Retryable that the function
+            # itself raises uses up `max_retries`, too.
             if isinstance(error, Retryable) and (
                 error is bound_self.last_error or request.retries >= self.options.times
             ):
@@ -219,8 +220,8 @@ class CeleryTask(Lacking):
 
         The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
         But some errors do not come from `self.retry`, such as errors of the object store or of a middleware. For these
-        errors, this function applies the task's `max_retries`. An error of OVERTAKEN is never the last: it shows that
-        another attempt may have the task.
+        errors, this function applies the task's `max_retries`. An error of OVERTAKEN is never the last, because another
+        attempt may have the task.
         """
         if not self.options.bind or isinstance(error, (Retry, *OVERTAKEN)):
             return False

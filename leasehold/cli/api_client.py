@@ -29,8 +29,8 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
-    ends. Probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because commands
-    also read answers after the client is closed, where nothing catches Refused.
+    ends: probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because only the
+    block of `api_client` catches Refused, and commands also read answers after this block.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:

@@ -104,7 +104,9 @@ def verify(
 
 
 def _result_of(head: dict[str, Any], broken: BrokenRow | None) -> dict[str, Any]:
-    """A chain as the command prints it."""
+    """A chain (the audit rows of a tenant, linked by their hashes) as the command prints it. `head`: the number and the
+    hash of its last row.
+    """
     sentence = None if broken is None else f"row {broken.seq}: {broken.why}"
     return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
 

@@ -30,7 +30,9 @@ _ANSWER_SECONDS = 5.0
 
 
 def _read_map(path: Path | None) -> CellMap:
-    """The map of cells. If the file has no map, the command prints why, and ends."""
+    """The map of cells: each cell's address, and the tenants' cells. If the file has no map, the command prints why,
+    and ends.
+    """
     file = path or environment().cells_file
     if file is None:
         raise typer.BadParameter("name the map of cells: --map, or LEASEHOLD_CELLS_FILE")

@@ -306,8 +306,8 @@ class Installation:
 
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with these variables, for a process of the installation. If `variables` have NAME,
-    NAME_FILE of the environment is left out, because a process refuses both together. The environment's LEASEHOLD_S3*
+    """This process's environment with these variables, for a process of the installation. For each NAME in `variables`,
+    the environment's NAME_FILE is left out, because a process refuses both together. The environment's LEASEHOLD_S3*
     are left out, because they may describe another S3 service. If the environment names a proxy, the process does not
     use it for 127.0.0.1.
     """

@@ -91,8 +91,8 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
     WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
 ) AS sealed WHERE credential IS NOT NULL
 """
-# The keys of open uploads to the store. A key that ends with `/` is left out: it is the prefix of the files of a form,
-# which a client sends to the API. The old cell's API refuses late forms, so the old store has no files of them.
+# The keys of open uploads to the store. A key that ends with `/` is left out: it is the prefix of the files of a form.
+# Clients send forms to the API. The old cell's API refuses late forms, so the old store has no files of them.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """
@@ -308,9 +308,11 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
-    stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant moves to
-    another cell, and `earlier_move_not_cleaned` if the move that brought it here is not cleaned: the new row of this
-    cell would replace the one by which `clean` knows the remains in the cell before.
+    stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant already
+    moves to another cell.
+
+    Raises Conflict `earlier_move_not_cleaned` if the tenant came from a third cell, and `clean` has not run there. That
+    `clean` needs this cell's row of the earlier move, and the row of the new move would replace it.
     """
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
@@ -321,7 +323,7 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
-    if row is not None and row["from_cell"] != move.to:  # in a move back, the check above has found no remains
+    if row is not None and row["from_cell"] != move.to:  # in a move back, the check above has found no rows there
         before = row["from_cell"]
         raise Conflict(
             "earlier_move_not_cleaned",
@@ -494,9 +496,9 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
 
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
-    """Copy one object, unless the target has the same bytes already, and compare the copy with the original.
-    `only_new`: if the target has an object with this key, raise PutRefused instead of replacing it, if the store
-    supports that. Returns 1, or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`.
+    """Copy one object, unless the target has the same bytes already, and compare the copy with the original. Returns 1,
+    or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`. `only_new`: raise PutRefused instead
+    of replacing an object of the target, if its store supports such a condition.
     """
     stored = await source.head(key)
     if stored is None:

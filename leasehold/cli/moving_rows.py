@@ -114,7 +114,8 @@ async def moved_tables(connection: Connection) -> list[MovedTable]:
 
 
 _SPECIAL_CONDITIONS = {
-    # A job may wait at concurrency limits that all tenants share (`*`). These limits move with the job.
+    # `gate` has the concurrency limits, and `gate_job` the jobs at each limit. A job may wait at limits that all
+    # tenants share (`*`). These limits move with the job.
     "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
     " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
     "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
@@ -295,9 +296,9 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
 
 @asynccontextmanager
 async def _snapshot(source: Connection) -> AsyncIterator[None]:
-    """A transaction that reads one snapshot. If the block raises an error, this error counts, and the connection may be
-    closed: a COPY may still be under way. asyncpg takes the next piece that arrives after its cancel for the end of the
-    COPY, and then refuses the ROLLBACK. PostgreSQL rolls back when the connection ends.
+    """A transaction that reads one snapshot. If the block raises an error, roll back, and raise the same error. If the
+    ROLLBACK fails, close the connection: then PostgreSQL rolls back. It fails after a COPY that was cancelled, because
+    asyncpg takes the next piece that arrives for the end of the COPY.
     """
     transaction = source.transaction(isolation="repeatable_read", readonly=True)
     await transaction.start()
@@ -322,7 +323,7 @@ async def _pipe(
 ) -> None:
     """Write what the query returns into the table `staging`. At most 16 pieces are in memory at once."""
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
-    write_ended = asyncio.Event()
+    write_ended = asyncio.Event()  # also set if the connection to the target is lost
 
     async def read() -> None:
         await source.copy_from_query(query, tenant, output=pieces.put)
@@ -391,8 +392,8 @@ DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' A
 
 async def leave_shared_limits(connection: Connection, tenant: str) -> None:
     """Remove the tenant's jobs from the concurrency limits that all tenants share (`*`). In the old cell these jobs
-    never end, so until `clean` they would keep places that jobs of other tenants need. Call this in a transaction,
-    after the switch.
+    never end, so until `clean` they would count at these limits, and jobs of other tenants would wait. Call this in a
+    transaction, after the switch.
     """
     await connection.fetch(_LOCK_SHARED_LIMITS, tenant)
     await connection.execute(_LEAVE_SHARED_LIMITS, tenant)
@@ -414,7 +415,7 @@ async def delete_rows(connection: Connection, tenant: str, tables: Sequence[Move
         # Other tenants still use the limits that all tenants share (`*`).
         condition = "t.tenant_id = $1" if table.name == "gate" else table.condition
         await connection.execute(f'DELETE FROM "{table.name}" t WHERE {condition}', tenant)
-    # `tables` does not have this table, because its rows have moved to `kept_event`.
+    # `tables` lacks `event`, because in the new cell its rows are rows of `kept_event`.
     await connection.execute("DELETE FROM event WHERE tenant_id = $1", tenant)
 
 

@@ -55,8 +55,8 @@ UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects have no row than have one, or the installation is a cell (one of several that share the tenants). In
-    both cases another installation may use the bucket, too.
+    """More objects are orphaned than owned, or the installation is a cell (one of several that share the tenants). In
+    either case another installation may use the bucket, too.
     """
 
 
@@ -97,8 +97,8 @@ class Reconciliation:
 
 
 async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -> Reconciliation:
-    """Compare rows and objects. `apply`: also delete the orphaned objects. With `apply`, raises InRecovery before the
-    first deletion. Without `even_so`, also raises SuspiciousBucket before the first deletion.
+    """Compare rows and objects. `apply`: also delete the orphaned objects. Before the first deletion, raises InRecovery
+    and, without `even_so`, SuspiciousBucket.
     """
     result = Reconciliation()
     kinds = kinds_of(Pipelines.from_source(settings.pipelines))
@@ -200,7 +200,7 @@ async def _check_rows(
 async def _orphaned_objects(
     connection: Connection, store: ObjectStore, sections: Sequence[_Section], result: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """Yield batches of the orphaned objects: key and size. Count the other objects in `result`."""
+    """Yield batches of the orphaned objects: key and size. Count all objects, and owned and young ones, in `result`."""
     for section in sections:
         batch: list[tuple[UUID | str, Stored]] = []
         async for stored in store.list(section.prefix):

@@ -1,7 +1,7 @@
 """Prints lines, tables and JSON for commands. Texts that users and handlers wrote (messages of errors, log lines, tags
 and names) are made harmless first.
 
-In lines and tables such a text is printed as `Text`, in which Rich reads no markup, and without its control characters:
+Lines and tables print such a text as `Text`, in which Rich reads no markup. `harmless` escapes its control characters:
 with them a job's log could write to the operator's clipboard, or hide lines.
 """
 
@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console()
-#: All control characters except tab and line feed; marks that change the direction of text, and so the order of its
-#: characters; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
+#: What `harmless` escapes: all control characters except tab and line feed; marks that change the direction of text, so
+#: that its characters change places; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: The width that is left for each column of a table after the first, with its border. The first column gets the rest of
 #: the terminal's width, and at least half of it.

@@ -118,9 +118,9 @@ class AsyncClient:
     signal = _sends(calls.signal)
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer:
-        up to 10 seconds later if it keeps a connection open. Raises Unavailable if the client's own `timeout` ends
-        first.
+        """The run once it has ended. Raises TimeoutError after `timeout` seconds, even if the API does not answer. If
+        the API keeps a connection open, the error may come up to 10 seconds later. Raises Unavailable if the client's
+        own `timeout` ends first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

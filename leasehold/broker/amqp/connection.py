@@ -32,8 +32,8 @@ from leasehold.urls import BrokerUrl, broker_urls
 
 log = structlog.get_logger(__name__)
 
-#: Waits between attempts, with jitter. The first waits are short, for a brief outage. The last waits are long, so that
-#: 500 workers that reconnect at once do not flood the broker.
+#: Waits between attempts to open a connection, channel or consumer, with jitter. The first waits are short, for a brief
+#: outage. The last waits are long, so that 500 workers that reconnect at once do not flood the broker.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 #: How long a node may take to accept a connection, and how long a close may take, in seconds.
 CONNECT_SECONDS, CLOSE_SECONDS = 10.0, 3.0
@@ -75,7 +75,7 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
 
 
 async def until_one_ends(*awaitables: Awaitable[object]) -> None:
-    """Run the awaitables until one of them ends, and cancel the others. Raises the error of the one that ended."""
+    """Run the awaitables until one of them ends, and cancel the others. If it ended with an error, raises the error."""
     tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
     try:
         ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -175,8 +175,8 @@ class Nodes:
 
     @property
     def is_current_untried(self) -> bool:
-        """Whether the current node was not tried in this round. It can then be tried without a wait. A new round begins
-        after a connection that was accepted, and after all nodes have failed.
+        """Whether the current node was not tried in this round. Then the link tries it without a wait. A new round
+        begins after a connection that was accepted, and after all nodes have failed.
         """
         return self._failed % len(self._order) != 0
 
@@ -274,6 +274,7 @@ class Link:
             await close(connection)
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
+        # Always ends with an error, which `_run` records.
         self._drop_requested.clear()
         await until_one_ends(
             self._serve(connection, wire),

@@ -30,15 +30,14 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough messages to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: A channel on which RabbitMQ refuses hints is replaced only after it has been open for this many seconds. Each
-#: replacement within a minute of the last doubles the time, up to ten seconds. The reason: each replacement delays the
-#: hints of all queues. And RabbitMQ may refuse hints for long, for example because somebody gave a queue a maximum
-#: length.
+#: When RabbitMQ refuses a hint, the publisher replaces the channel, if it has been open for at least this many seconds.
+#: Each replacement within a minute of the last doubles the time, up to ten seconds. Replacements must be rare, because
+#: each delays the hints of all queues. And RabbitMQ may refuse hints for long, for example because somebody gave a
+#: queue a maximum length.
 _REFUSED_SECONDS = 0.5
-#: A batch of hints waits for the declares of its queues, and a declare that RabbitMQ does not answer fails only after
-#: RPC_SECONDS. So after a failed declare, the publisher does not declare this queue again for a pause. With the pauses,
-#: failed declares of a queue take at most _DECLARE_SHARE of the time. No pause is longer than
-#: _MAX_DECLARE_PAUSE_SECONDS.
+#: After a failed declare, the publisher pauses before it declares this queue again, because all hints of a batch wait
+#: for the declare, for up to RPC_SECONDS. With the pauses, failed declares of a queue take at most _DECLARE_SHARE of
+#: the time. No pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
 _DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
@@ -158,8 +157,8 @@ class Publisher:
 
     def _give_up_after_refusal(self, session: _Session) -> None:
         """Replace the channel, because RabbitMQ refuses hints on it. The leader of a quorum queue may have died just
-        before the channel's first message to the queue. Then RabbitMQ 3.10 refuses all later messages to it on this
-        channel, even after the queue has another leader.
+        before the channel's first message to the queue. Then RabbitMQ 3.10 refuses all later messages to this queue on
+        this channel, even after the queue has another leader.
         """
         is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
         if session is self._session and not is_new and not session.is_given_up.is_set():

@@ -23,14 +23,14 @@ from leasehold.runtime.gather import check_not_cancelled
 #: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard. The first
 #: is in PostgreSQL, which counts the attempts.
 DELIVERY_LIMIT = 20
-#: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find tasks by
-#: polling PostgreSQL.
+#: The most hints in the queue of hints that were set aside, which is for people to read. No task needs these hints,
+#: because workers also find tasks by polling PostgreSQL.
 SET_ASIDE_MAX = 10_000
 #: How long a request may wait for RabbitMQ's answer, in seconds. A declare of a quorum queue without a leader would
 #: hang for a minute, and a new try may succeed within this minute.
 RPC_SECONDS = 10.0
 #: The pause after a failed declare of the queue of hints that were set aside, in seconds. Each try may take
-#: RPC_SECONDS, and delays the declare of another queue.
+#: RPC_SECONDS, and `declare` of another queue waits for it.
 _SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)

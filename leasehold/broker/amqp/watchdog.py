@@ -15,16 +15,17 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The longest patience after any number of losses, and the time without a loss after which the losses are forgotten. A
+#: The longest time of a `Patience`, and the time without a loss after which a `Patience` has its first value again. A
 #: loss is a connection or a channel that was given up and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """`seconds`: the longest silence of a node before its connection is replaced. The publisher also uses it for a
-    channel on which RabbitMQ refuses hints (messages that tell workers of due tasks). Each replacement doubles the
-    time, up to 10 s (or the first value, if that is longer). So connections stay on an overloaded machine, where every
-    node is slow. After a minute without a replacement, the time is the first value again.
+    """How long (`seconds`) a node may be silent before the link replaces the connection. The publisher has another
+    Patience, for channels on which RabbitMQ refuses hints (messages that tell workers of due tasks).
+
+    Each replacement doubles the time, up to 10 s (or the first value, if that is longer), because on an overloaded
+    machine every node is slow. After a minute without a replacement, the time is the first value again.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -69,9 +70,9 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     clock = asyncio.get_running_loop().time
     requested_at = clock()
     probe.request()
-    # Wait twice. This process may have been stopped (as by SIGSTOP) during one of the waits. Then all its connections
-    # look silent, and this wait ends as soon as the process goes on. The other wait leaves time to send the request and
-    # to read the answer.
+    # Wait twice, because this process may be stopped (as by SIGSTOP) during one of the waits. Then all its connections
+    # look silent, and the interrupted wait ends as soon as the process goes on. The other wait leaves time to send the
+    # request and to read the answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
         # `<=`, because uvloop's clock has ticks of a millisecond: the answer may come in the tick of the request. A

@@ -84,7 +84,7 @@ class Sieve:
                 self._is_amqp = False  # from here on the client gets all bytes, and reports the error
                 return b"".join((*client_parts, data[copied_until:]))
             if end >= size:
-                break
+                break  # the rest is half a frame
             handler = self._handlers.get(channel)
             if handler is not None and METHOD <= kind <= BODY and handler(kind, data[start:end]):
                 client_parts.append(data[copied_until:position])
