@@ -21,7 +21,7 @@ T = TypeVar("T")  # what the client makes of an answer
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Json: TypeAlias = Mapping[str, Any]
-#: What the API accepts as an idempotency key, and what HTTP accepts as the value of another header.
+#: What the API accepts as an idempotency key, and what HTTP accepts as the value of any other header.
 _KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 #: The media types of the pictures that the API accepts, by the ending of the file's name. Python's `mimetypes` does not
@@ -51,7 +51,7 @@ class Call(Generic[T]):
 
     `done_code`: the code with which the API refuses a repetition if an earlier try has done the request. None: the API
     answers a repetition as it answers the first try. `read_done`: after such a refusal, this request reads the result.
-    None: the result is that of an answer without content.
+    None: the result is what `parse` makes of an answer without content.
     """
 
     method: str
@@ -72,7 +72,7 @@ class Call(Generic[T]):
         """The call with an idempotency key, if the API accepts one: the caller's own key, or else a new one.
 
         Raises ClientError for a key or a header that no request can have. Without this check, the HTTP library would
-        refuse the header while it connects, and its error would look as if the server did not answer.
+        refuse the header while it connects. Its error would look as if the server did not answer.
         """
         for name, value in self.headers.items():
             if not _HEADER_VALUE.fullmatch(value):
@@ -162,10 +162,10 @@ def submit(
     """Start a run.
 
     `scheduled_at`: the run starts at this time or later. `delay_seconds`, in place of `scheduled_at`: the run starts
-    this many seconds after the request. A repetition with the same `key` must be the same request. So use
-    `delay_seconds` there, and not a `scheduled_at` that you compute anew. `dedupe`: a key. If an unfinished run of the
-    template has the same key, the API returns that run, and starts none. `callback_url`: the platform reports the run's
-    end to this URL. `key`: the idempotency key; None: the client makes one.
+    this many seconds after the request. If you repeat a request with the same `key`, all its fields must be the same.
+    A `scheduled_at` that you compute again would differ, so use `delay_seconds`. `dedupe`: a key. If an unfinished run
+    of the template has the same `dedupe` key, the API returns that run, and starts none. `callback_url`: the platform
+    reports the run's end to this URL. `key`: the idempotency key; None: the client makes one.
     """
     body = _without_none(
         template=template,
@@ -215,7 +215,7 @@ def with_body_fields(call: Call[T], **fields: Any) -> Call[T]:
 
 def get_run(run_id: Id, *, wait: float = 0, cursor: str | None = None) -> Call[models.Run]:
     """The run. `wait`: seconds, up to 30, to wait for the run's next change. `cursor`: the `progress.next_cursor` of
-    the answer before; the answer then has the next steps of a run that has more than 1,000 steps.
+    the previous answer. With it, the answer has the next steps of a run that has more than 1,000 steps.
     """
     return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None, cursor=cursor)
 
@@ -270,6 +270,7 @@ def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
     """Request the cancel of a job of any kind."""
 
     def parse(job: Any) -> models.JobAfterAction:
+        """Take from the answer of `get_job` the fields that the answer to a cancel has."""
         return models.JobAfterAction(id=job["id"], status=job["status"])
 
     path = f"/v1/jobs/{path_part(job_id)}"

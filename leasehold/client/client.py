@@ -29,8 +29,7 @@ from leasehold.client.requests import (
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, pieces
 
-#: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
-#: form.
+#: Opens the files of a form; the ExitStack closes them. Returns the options with which the HTTP library sends the form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
@@ -84,7 +83,7 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Ite
 class Client:
     """The client for programs without an event loop: `with Client(url, key) as client`. Any thread may use it.
 
-    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for so many seconds the client repeats a
+    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: how many seconds the client repeats a
     request while the API does not answer (503, a lost connection) or has too much to do (429). A request that makes
     something carries an idempotency key, so that a repetition does not make it twice.
 
@@ -119,9 +118,9 @@ class Client:
     signal = _sends(calls.signal)
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds, also while the API does not answer:
-        up to 10 seconds later if it keeps a connection open. Raises Unavailable if the client's own `timeout` ends
-        first.
+        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, whether the API
+        answers or not; up to 10 seconds later if the API keeps a connection open without an answer. Raises Unavailable
+        if the API does not answer, and the client's own `timeout` ends first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -141,7 +140,7 @@ class Client:
                 raise TimeoutError(f"run {run_id} has not ended after {timeout} s: it is {run.status}")
 
     def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
-        """{step: result} of the run once it has succeeded. Raises RunFailed, TimeoutError."""
+        """Wait until the run has succeeded, and return {step: result}. Raises RunFailed, and as `wait`."""
         run = self.wait(run_id, timeout=timeout)
         results = result_of(run)
         while (cursor := next_cursor_of(run)) is not None:

@@ -38,7 +38,7 @@ from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the API key. It then refuses every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
-#: With these statuses the API refuses what a request contains, perhaps because of one item, or because it is too long.
+#: With these statuses the API refuses the content of a request. The cause may be a single item, or the length.
 _BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
@@ -157,15 +157,15 @@ class Task:
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
         """Add a line to the run's log. The line is sent within a second, and before the task is settled.
 
-        `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; those after the first 32
-        are left out. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
+        `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; only the first 32
+        are sent. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
         """
         if level not in _LEVELS:
             raise ValueError(f"the level of a log line is one of {', '.join(_LEVELS)}, not {level!r}")
         fields = dict(list(fields.items())[:_MAX_FIELDS])
         line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
-        _encode_json(fields)
+        _encode_json(fields)  # raises for fields that are not JSON
         self._lines.add(line)
 
     def emit(self, chunk: Any) -> bool:
@@ -229,7 +229,7 @@ class Task:
 
 def _failure_of_store(error: httpx2.HTTPError) -> str:
     """What failed, without the signed URL. A network error is named by its type, because its message may be empty."""
-    if isinstance(error, httpx2.HTTPStatusError):  # of `check_answer`
+    if isinstance(error, httpx2.HTTPStatusError):  # raised by `check_answer`
         return str(error)
     return f"the store did not answer ({type(error).__name__})"
 
@@ -263,8 +263,8 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work on one task at a time, until `serve` is cancelled. Then release the current task: this does not count as
-        an attempt. While the API does not answer, or is overloaded, wait and try again.
+        """Work on one task at a time, until the caller cancels `serve`. Then release the current task: its attempt does
+        not count. While the API does not answer, or is overloaded, wait and try again.
 
         Raises Refused if the API refuses the key or the queues.
         """
@@ -297,14 +297,14 @@ class ExternalWorker:
         """Send what the task logs and emits while its handler works."""
         while not task.lost:
             await asyncio.sleep(_OUTPUT_SECONDS)
-            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # `_settle` flushes again, and raises the error then
+            with suppress(httpx2.HTTPError, Refused, LeaseLost):  # `_settle` flushes again
                 await task.flush()
 
     async def _run(self, handle: Handler, task: Task) -> None:
         # Run the handler, and settle the task by what the handler returns or raises.
         try:
             result = await handle(task)
-            _encode_json(result)
+            _encode_json(result)  # raises for a result that is not JSON: the attempt has failed
         except Cancelled as error:
             if task.cancelled:
                 await self._settle(task, "acknowledge-cancel")
@@ -348,9 +348,9 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
-        Meanwhile the heartbeats keep the lease. The API answers a repeated settlement as it answered the first. If this
-        worker stops meanwhile, the task is released: the API refuses that if it has settled the task.
+        """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again: the
+        heartbeats keep the lease, and the API answers a repeated settlement as it answered the first. If this worker
+        stops before the API has answered, it releases the task. The API refuses the release of a settled task.
 
         Raises LeaseLost, Refused.
         """

@@ -41,7 +41,7 @@ class OutputBuffer:
                 self._unanswered_count = self._unanswered_count or min(len(self._items), self._most_items)
                 self._is_cut = await self._send(self._answered_count + 1, self._items[: self._unanswered_count])
                 self._forget_request()
-                self._most_items = min(2 * self._most_items, _ITEMS_PER_REQUEST)
+                self._most_items = min(2 * self._most_items, _ITEMS_PER_REQUEST)  # `refuse` may have reduced it
                 if self._is_cut:
                     self._items.clear()
 

@@ -23,7 +23,8 @@ def check_answer(answer: httpx2.Response) -> None:
 
 
 async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
-    """The object of this size and SHA-256. Stops reading a longer answer, which could fill the memory.
+    """Read an object, and check its size and SHA-256. Stop at the first byte too many: a long answer could fill the
+    memory.
 
     Raises OtherBytes, and httpx2.HTTPError when the store does not answer or refuses.
     """

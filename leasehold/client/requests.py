@@ -42,7 +42,7 @@ class KeyAuth(httpx2.Auth):
         request.headers["Authorization"] = self._header
         path = request.url.raw_path.removeprefix(self._configured_base.raw_path.rstrip(b"/"))
         self._set_address(request, path)
-        answer = yield request
+        answer = yield request  # the HTTP library sends the request, and gives its answer
         if answer.status_code != _WRONG_CELL or not self._switch_to(answer.headers.get(WrongCell.HEADER, "")):
             return
         # KeyAuth does not repeat a form with files, because it cannot read the files twice. The client opens the files
@@ -110,7 +110,7 @@ def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """The answer's JSON; None: it has no content. Raises ClientError for an answer that is not JSON."""
+    """The answer's JSON; None: the answer has no content. Raises ClientError for an answer that is not JSON."""
     if answer.status_code == _NO_CONTENT:
         return None
     try:

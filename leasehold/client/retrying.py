@@ -24,7 +24,7 @@ _WRONG_CELL = 421
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
-#: How long an answer may take after the time for which the API holds the request.
+#: How long after the caller's deadline a client still waits for the answer to a try.
 _ANSWER_SECONDS = 10.0
 #: After so many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit, many
 #: tries would end in an error: 2.0 ** 1024 is too large for a float.
@@ -34,8 +34,9 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call, all within `seconds`. `within`: the seconds for which the caller waits, if that is
-    shorter. `url`: the server, for error messages. `unexplained`: the message of a refusal without a reason.
+    """The tries of one call. The last one begins before `seconds` have passed, or before `within` (the time for which
+    the caller waits) if that is shorter. `url`: the server, for error messages. `unexplained`: the message of a refusal
+    without a reason.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Tries:
         self._may_be_done = False  # whether the API may have done an earlier try
 
     def request_seconds(self, at_most: float) -> float:
-        """How long the next try may take. Of a caller who waits: not much longer than he does."""
+        """How long the next try may take: `at_most`, but with `within` no longer than deadline + _ANSWER_SECONDS."""
         if not self._is_waited_for:
             return at_most
         return min(at_most, max(0.0, self._deadline - monotonic()) + _ANSWER_SECONDS)
@@ -100,7 +101,7 @@ class Tries:
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
-        if is_away or self._is_waited_for:
+        if is_away or self._is_waited_for:  # `Client.wait` makes its TimeoutError from an Unavailable
             raise self._unavailable(str(api_error))
         raise api_error
 

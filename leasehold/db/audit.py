@@ -68,7 +68,7 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which rows to read. `tenant_id`: those of this tenant's chain; None: of all chains. `since`, `until`: those with
+    """Which rows to read. `tenant_id`: rows of this tenant's chain; None: of all chains. `since`, `until`: rows with
     since <= at < until. A field that is None excludes nothing.
     """
 
@@ -87,7 +87,7 @@ _COLUMNS = """id, at, tenant_id, actor_kind, actor, actor_tenant, key_prefix, ac
 async def page(
     connection: Connection, audit_filter: AuditFilter, before: tuple[datetime, UUID] | None, limit: int
 ) -> list[dict[str, Any]]:
-    """At most `limit` rows that match, the newest first. `before`: time and id of the last row of the page before."""
+    """At most `limit` rows that match, the newest first. `before`: time and id of the previous page's last row."""
     condition, arguments = _condition(audit_filter, before)
     # SAFE: the condition has only literals and the numbers of parameters.
     rows = await connection.fetch(
@@ -199,8 +199,8 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
-    """Delete rows that are older than `days`, from the chains that have the oldest `at_most` of these rows. Each chain
-    loses at most `at_most` rows, so all chains together may lose more. Returns whether more rows may be due.
+    """Delete rows that are older than `days`. The function takes the chains of the oldest `at_most` such rows, and
+    deletes at most `at_most` rows of each chain. So it may delete more rows in sum. Returns whether more may be due.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most

@@ -41,10 +41,10 @@ class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
-    `repeated`: an earlier try of these items may have committed something. Either the answer of that try was lost, or
-    the try ran a larger batch and failed after it had committed a part of the batch. So `statement` must be safe to
-    repeat. `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between
-    two tries. `patience`: seconds without an answer after which callers get the error.
+    `repeated`: an earlier try of these items may have committed something. Either the answer of that try was lost. Or
+    that try ran a larger batch, committed a part of it, and failed. So `statement` must be safe to repeat.
+    `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between two
+    tries. `patience`: seconds without an answer after which callers get the error.
 
     `sets_aside`: if a statement takes too long, try each of its items alone. If an item alone takes too long, set it
     aside and try it again later. So a row that somebody has locked for minutes delays no other item. Items that are set
@@ -98,7 +98,8 @@ class Batcher(Generic[_Item, _Answer]):
 
     async def ask(self, item: _Item) -> _Answer:
         """Add `item` to the next round trip and return its answer. Raises the error that the statement raised for the
-        item, or an error of TRY_AGAIN (no connection, no answer) if PostgreSQL did not answer for `patience` seconds.
+        item. If PostgreSQL did not answer for `patience` seconds, raises an error of TRY_AGAIN (no connection, no
+        answer).
         """
         if self._is_closed:  # no round trip follows: the caller would wait for ever
             raise asyncio.CancelledError

@@ -16,15 +16,15 @@ from leasehold.db.failover import WatchedConnection
 from leasehold.runtime import failpoints
 
 _Answer = TypeVar("_Answer")
-#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it immediately. `SELECT ... FOR UPDATE`
-#: only locks, so it does not match.
+#: Matches a statement that writes: outside a transaction, PostgreSQL commits such a statement immediately. `SELECT ...
+#: FOR UPDATE` only locks, so it does not match.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
 
 
 def name_commits(operation: Callable[[], str | None]) -> None:
     """Let `operation` name the commits of the current request. The failpoint calls `operation` after each commit. If
-    it returns None, NAME is the name of the connection.
+    `operation` returns None, NAME is the name of the connection.
     """
     _operation.set(operation)
 

@@ -41,7 +41,7 @@ class ConnectionSource(Protocol):
 
 class OneConnection:
     """Lends the same connection each time, so that a request reads what it has written. After a failover, two
-    connections of a pool may lead to two servers: the new primary, and the old one. The old one lacks the newest rows.
+    connections of a pool may lead to two servers: the new primary, and the old primary, which lacks the newest rows.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -94,7 +94,7 @@ def _uuid_text(value: object) -> str:
 
 
 async def _encode_json(connection: Connection) -> None:
-    """Convert jsonb: statements take and return it as Python values. The byte 1 is the version of jsonb's format."""
+    """Let statements take and return jsonb as Python values. The byte 1 is the version of jsonb's binary format."""
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",
@@ -164,7 +164,7 @@ async def is_direct(connection: Connection) -> bool:
     """Whether the connection leads to PostgreSQL itself. Through a pooler, other clients may use the same session, so
     session locks protect nothing.
 
-    When a client connects, a pooler reports another process id than that of the server process that answers queries.
+    The process id that a pooler reports to a new connection is not that of the server process that answers queries.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
@@ -234,9 +234,9 @@ def unindexed(condition: str) -> str:
 
 
 def within_minute(column: str) -> str:
-    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step
-    may lie in the future. The upper bound lets such an instant count only while it is less than a minute ahead.
-    Without this bound it would count until a minute after the clock has reached it.
+    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step may
+    lie in the future. Because of the upper bound, such an instant counts only while it is less than a minute ahead.
+    Otherwise the instant would count until a minute after the clock has reached it.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"

@@ -30,12 +30,13 @@ Host: TypeAlias = tuple[str | None, int | None]
 
 log = structlog.get_logger(__name__)
 
-#: When a statement, or the opening of a connection, has waited for this many seconds, the watch asks all hosts for
-#: their timelines.
+#: When a statement, or the opening of a connection, has waited for this many seconds, the watch queries the timeline of
+#: every host.
 _PATIENCE_SECONDS = 1.0
-#: The time that the hosts have for their answers. The watch notices a promotion at most this time and one pause later.
+#: The time that the hosts have for their answers. The watch notices a promotion at most _ROUND_SECONDS and
+#: _PAUSE_SECONDS later.
 _ROUND_SECONDS = 1.0
-#: The pause before the hosts are asked again, as long as something waits.
+#: The pause before the watch queries the hosts again. It does so while a statement or an opening waits.
 _PAUSE_SECONDS = 0.5
 
 
@@ -58,7 +59,7 @@ class _Server:
 
 @dataclass(eq=False, slots=True)
 class _Opening:
-    """A connection to `host` that is being opened. `limit`: the time that it has."""
+    """A connection to `host` that is being opened. `limit`: the timeout of the opening."""
 
     host: Host
     limit: asyncio.Timeout
@@ -96,8 +97,8 @@ class FailoverWatch:
 
     @contextmanager
     def opening(self, host: Host, limit: asyncio.Timeout) -> Iterator[None]:
-        """The block opens a connection to `host`. `limit`: the block's timeout. The watch lets it expire early when it
-        finds that another host is the primary.
+        """The block opens a connection to `host`. `limit`: the block's timeout. When the watch finds that another host
+        is the primary, it ends the timeout early.
         """
         opening = _Opening(host, limit)
         self.begin(opening)
@@ -107,17 +108,17 @@ class FailoverWatch:
             self.end(opening)
 
     def begin(self, waiting: Session | _Opening) -> None:
-        """From now on `waiting` waits for an answer of its server."""
+        """Record that `waiting` begins to wait for its server."""
         self._waiting[waiting] = self.loop.time()
         if self._timer is None and self._asking is None:
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
 
     def end(self, waiting: Session | _Opening) -> None:
-        """`waiting` no longer waits."""
+        """Record that `waiting` no longer waits."""
         self._waiting.pop(waiting, None)
 
     def _check_waits(self) -> None:
-        """Ask the hosts if something has waited for too long."""
+        """Query the hosts, if a session or an opening has waited for _PATIENCE_SECONDS. Otherwise check again later."""
         self._timer = None
         if not self._waiting:
             return  # the next `begin` sets the timer again
@@ -132,7 +133,7 @@ class FailoverWatch:
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
 
     async def _ask(self) -> None:
-        """Ask all hosts at the same time, because a silent host uses up all of _ROUND_SECONDS."""
+        """Query all hosts at the same time, because a silent host uses up all of _ROUND_SECONDS."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROUND_SECONDS), asyncio.TaskGroup() as group:

@@ -27,9 +27,9 @@ _MAX_NAMES = 1000
 class Served:
     """How many living workers serve a place. Draining workers are left out.
 
-    `workers`: workers that serve the queue. `able`: those of them that have the handler, or whose version of the
-    platform is too old to report its handlers. `elsewhere`: workers that have the handler, but do not serve the queue.
-    `seen_at`: when a worker with the handler was last seen; None: no such worker is recorded.
+    `workers`: workers that serve the queue. `able`: the workers among these that have the handler, or whose version of
+    the platform is too old to report its handlers. `elsewhere`: workers that have the handler, but do not serve the
+    queue. `seen_at`: when a worker with the handler was last seen; None: no such worker is recorded.
     """
 
     workers: int

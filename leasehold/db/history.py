@@ -4,10 +4,11 @@ housekeeping calls `keep_event_days`.
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables.
 
-The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. If an
-update of the task's row removes the values of a derived event, a trigger writes the event, with the time at which it
-happened. The trigger writes an event that is older than a day into `kept_event` (migration 0047), because the day of
-such an event may already have been searched for events to move. In `event`, it would then be dropped with the day.
+The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. An
+update of the task's row may remove the values from which the view derives an event. Then a trigger writes the event,
+with the time at which it happened. The trigger writes an event that is older than a day into `kept_event` (migration
+0047). In `event`, it could be lost: housekeeping may already have moved the events of that day, and would drop the new
+event with the day.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ log = structlog.get_logger(__name__)
 #: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
 #: these jobs, because housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
-#: At most this many past days, and the day before them, have a partition. A statement that reads or writes events locks
-#: each partition and its index, and PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What
-#: is kept").
+#: At most this many past days, plus one, have a partition. A statement that reads or writes events locks each partition
+#: and its index. PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is kept").
 _MOST_DAYS = 30
 #: PostgreSQL locks the whole table `event` while it makes or drops a partition. A long reader, such as a dump, may
 #: delay this lock for hours. While a statement waits for the lock, every new event waits behind the statement. So the
@@ -37,11 +37,11 @@ _LOCK_TIMEOUT = "1s"
 _DEFAULT_PARTITION = "event_default"
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
-# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the most jobs of one statement.
-# `candidate`: the next jobs with events of that day. `existing_job`: the candidates that are not deleted. All
-# statements of the platform lock jobs in the order of their ids, because two statements could deadlock otherwise. The
-# cost depends on the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition,
-# and finds each job by its key.
+# Moves a day's events of existing jobs to `kept_event`. $1 and $2: the day's start and end. $3: the last job of the
+# previous statement. $4: the most jobs of one statement. `candidate`: the next jobs with events of that day.
+# `existing_job`: the candidates that are not deleted. All statements of the platform lock jobs in the order of their
+# ids, because two statements could deadlock otherwise. The cost depends on the events of that day, not on the number of
+# jobs: PostgreSQL reads the index of the day's partition, and finds each job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (
@@ -61,8 +61,8 @@ WITH candidate AS MATERIALIZED (
 SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
-# $1 the end of the time whose events are deleted, $2 the last job of the statement before, $3 the most jobs of one
-# statement. As KEEP, but it deletes the events of jobs that do not exist any more.
+# As KEEP, but it deletes the events of jobs that do not exist any more, from the default partition. $1: only events
+# before this instant. $2: the last job of the previous statement. $3: the most jobs of one statement.
 FORGET = f"""
 -- forget_events
 WITH candidate AS MATERIALIZED (
@@ -99,7 +99,7 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
             await _drop_day(connection, date.fromisoformat(old.pop(0).removeprefix("event_")))
     except asyncpg.LockNotAvailableError:
         log.info("the table of events is in use: its days are made and dropped later")
-        old.clear()
+        old.clear()  # so this call reports no further day to drop
     await _clear_default_partition(connection, _start_of_day(oldest_kept))
     return bool(old)
 
@@ -118,8 +118,8 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
-    """Move the events before `end` of jobs that still exist out of the default partition, and delete the others. An
-    event of an existing job that is written meanwhile stays in the partition until the next call.
+    """Empty the default partition of events before `end`: move those of jobs that still exist, and delete the others.
+    An event of an existing job that is written meanwhile stays until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
     await _for_all_jobs(connection, FORGET, end)

@@ -6,8 +6,8 @@ What `reserve` returns or raises, and what the API then does:
 - StoredAnswer: this is a repetition. Return the stored answer.
 - Invalid: the key came before with another request. Conflict: the first request is still running.
 
-A process that dies, or loses the database, cannot release its key. The key is soon free even so: after a second, the
-reservation counts only while the transaction of the first request lasts (`hold`), and never longer than IN_FLIGHT.
+A process that dies, or loses the database, cannot release its key. But after a second, its reservation counts only
+while the transaction of the first request lasts (`hold`). No reservation counts longer than IN_FLIGHT.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to the first request. `age`: the time since the answer was stored; correct only if `store` got
-    KEEP.
+    """The answer to the first request. `age`: the time since the answer was stored. `age` is wrong if `store` got a
+    `keep` other than KEEP.
     """
 
     status_code: int

@@ -8,10 +8,10 @@ A walk that ends before the page is full returns the job at which it ended (`Pag
 filter and advises to narrow the time. Exception: for a search, or for a filter by queue, the API returns the creation
 time of that job, and a cursor to continue.
 
-A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
-for a text walks only over jobs that can contain the text: jobs with an error, a dedupe key or a scope, and jobs of
-pipelines whose name contains the text. A UUID is taken as a job's id. If no job has this id, the UUID is searched as a
-text, because dedupe keys and scopes may be UUIDs.
+A page of a search in payloads or texts ends after MAX_SEARCHED jobs. A page of a filter by queue ends after
+MAX_READ_BY_QUEUE rows. A search for a text walks only over jobs that can contain the text: jobs with an error, a dedupe
+key or a scope, and jobs of pipelines whose name contains the text. A UUID is taken as a job's id. If no job has this
+id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
 """
@@ -38,10 +38,10 @@ from leasehold.domain.states import JobState
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: The most rows that a page reads if its filter names a queue. No index finds finished jobs by their queue, because
 #: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
-#: page continues there.
+#: page continues where this page ended.
 MAX_READ_BY_QUEUE = 5_000
-#: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has more
-#: than _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT of them contain the text.
+#: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has too
+#: many pipelines: more than _MAX_PIPELINES, or more than _MAX_PIPELINES_WITH_TEXT whose names contain the text.
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
@@ -151,7 +151,7 @@ class Listing:
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
         #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain it. None:
-        #: the filter has no text, or another term is the driver.
+        #: the filter has no text, or another term is the driver. `_driver_by_kind` sets it.
         self.searchable_text: str | None = None
         self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
 
@@ -173,7 +173,7 @@ class Listing:
         return self._copy_with(ids_are_texts=True)
 
     def _id_of(self, text: str) -> UUID | None:
-        """The job's id that the text is, or None."""
+        """The text as a job's id. None: the text is no UUID, or UUIDs are searched as texts."""
         if self._ids_are_texts:
             return None
         try:
@@ -275,7 +275,7 @@ class Listing:
                 + self._between_ends("j.id")
             )
         if job_filter.worker is not None:
-            # PostgreSQL may sort these ids: a worker runs at most as many steps as it has slots.
+            # PostgreSQL may sort these ids, because they are few: a worker runs at most as many steps as it has slots.
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
                 f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
@@ -381,7 +381,8 @@ class Listing:
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
         if not self._scope.has_everything:
-            # Jobs of runs, and of pipelines that belong to no kind, are visible with `runs`; others by their pipeline.
+            # `runs` makes visible the runs, and the jobs of pipelines that belong to no kind. Any other job is visible
+            # if `pipelines` has its pipeline.
             visible_pipelines = add(list(self._scope.pipelines), "text[]")
             owned_pipelines = add(list(self._scope.owned), "text[]")
             conditions.append(
@@ -472,8 +473,8 @@ SELECT EXISTS (SELECT 1 FROM job WHERE id = $1 AND ($2::text IS NULL OR tenant_i
 """
 
 # The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The condition
-# of a search (`_conditions_on_other_rows`) joins a run's pipeline and template with a space, and they have the same
-# name. So this statement searches in the name, a space, and the name again: the text may match across the space.
+# of a search (`_conditions_on_other_rows`) joins a run's pipeline and template with a space, and the two are the same
+# name. So this statement searches in "name name": the text may match across the space.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (

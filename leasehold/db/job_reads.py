@@ -141,9 +141,9 @@ class DeadLetterFilter:
     beyond_tenant: bool = False
 
 
-# $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
-# `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed, $10 the most failed steps to
-# search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If there are more than $10
+# $1 tenant, $2 and $3 time and id of the last dead letter of the previous page, $4 template, $5 code, $6 to $8 the
+# filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 the most failed steps
+# to search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If there are more than $10
 # failed steps, the last row is the step $10 + 1. No filter was applied to it: it only shows where the search ended.
 # `fingerprint`: the same for dead letters of one template, step and code whose messages differ only in numbers and ids.
 # `contained`: a workflow started the task and decides what follows its failure, so the failed task is no dead letter.
@@ -208,8 +208,8 @@ async def dead_letters_page(
     fingerprint: str | None = None,
     limit: int,
 ) -> tuple[Sequence[Row], tuple[datetime, UUID] | None]:
-    """As `dead_letters`, and the `before` of the next page. None: this is the last page. A page may have fewer letters
-    than `limit` although another page follows: then its search ended after MAX_SEARCHED failed steps.
+    """As `dead_letters`, but also return the `before` of the next page; None: this is the last page. A page may have
+    fewer letters than `limit` although another page follows: then its search ended after MAX_SEARCHED failed steps.
     """
     max_searched = MAX_SEARCHED
     async with in_index_order(connection):
@@ -386,6 +386,6 @@ async def why_held(
     in the last minute. PostgreSQL reads at most `most_admitted` jobs of a limit for these two counts. `cut`: the limit
     has that many jobs or more, so the two counts mean "at least". `ahead`: waiting jobs of the same tenant that come
     before this job in the order of admission, and whose start time has come. PostgreSQL reads at most `max_ahead`
-    waiting jobs. `starts_at`: the start time of this job; None: it has come.
+    waiting jobs. `starts_at`: the start time of this job; None: that time has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

@@ -1,4 +1,4 @@
-"""Declares the table of tenants that move to another cell (`leasehold cells move`)."""
+"""Declares the table of tenants that move to another cell, which is another installation (`leasehold cells move`)."""
 
 from __future__ import annotations
 

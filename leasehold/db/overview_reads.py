@@ -124,7 +124,7 @@ ORDER BY xact_start LIMIT 1
 
 async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | None:
     """The oldest transaction in this database that has a snapshot, if it has been open for more than `max_age`: its
-    `pid`, `application` and `age`. While it holds the snapshot, vacuum cannot remove rows that died after the snapshot.
+    `pid`, `application` and `age`. As long as it is open, vacuum cannot remove rows that died after the snapshot.
     PostgreSQL shows the transactions of other roles only to members of pg_monitor.
     """
     return await connection.fetchrow(_HELD_SNAPSHOT, max_age)
@@ -152,7 +152,7 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
     """For operators: the next MAX_LIMITS + 1 limits that operators declared, of all tenants. `inside`: the jobs that
     the limit has admitted. `waiting`: the jobs that wait at it. Each is counted up to MAX_AT_LIMIT. `after`: tenant and
-    key of the last limit of the page before.
+    key of the last limit of the previous page.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 

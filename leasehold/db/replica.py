@@ -2,9 +2,9 @@
 
 A standby replays the log (WAL) of the primary. Every second the process makes a note: the length of the primary's WAL,
 and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
-The length includes records that the primary has not written to its disk yet. The primary usually writes them within a
-second. So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs
-only its own clock. The bound also holds while the primary is idle, and while replication stands still.
+So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs only its
+own clock. The bound also holds while the primary is idle, and while replication stands still. The standby may reach a
+note about a second late: the length includes records that the primary has not written to its disk yet.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -139,8 +139,8 @@ class Replica:
     async def note(self) -> None:
         """Compare the standby with the primary. A maintenance loop of the process calls this every NOTE_SECONDS.
 
-        Raises an error of TRY_AGAIN if the primary does not answer. If the standby does not answer, this is only
-        recorded: reads then go to the primary.
+        Raises an error of TRY_AGAIN if the primary does not answer. If the standby does not answer, raises nothing:
+        reads then go to the primary.
         """
         standby, problem = None, ""
         try:
@@ -203,7 +203,7 @@ class Replica:
                 raise
 
     def _remember(self, now: float, length: int) -> None:
-        """Add a note, and drop those that are too old for any read. `length`: of the primary's WAL."""
+        """Add a note, and drop the notes that are too old for any read. `length`: of the primary's WAL."""
         if self._notes and length < self._notes[-1][1]:
             self._notes.clear()  # a new primary, which lacks the end of the old primary's WAL
         self._notes.append((now, length))

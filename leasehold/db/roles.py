@@ -21,7 +21,7 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 _DEFAULT_EVENT_PARTITION = "event_default"
 #: The SQL functions that the role may call. They run with the rights of the role that migrates.
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)", "analyze_grown_tables()")
-#: The audit tables. The role may read them, and insert rows with these columns; without columns, it may only read.
+#: The audit tables, each with the columns that the role may insert. The role may read the tables, and not change rows.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
     "audit": (
         "id", "tenant_id", "actor_kind", "actor", "actor_tenant", "key_prefix", "action", "target_kind", "target",

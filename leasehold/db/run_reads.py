@@ -25,7 +25,7 @@ SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_a
 FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
-# $3: the last step of the page before, or NULL. The page has the next MAX_STEPS steps. Steps that a workflow has
+# $3: the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. Steps that a workflow has
 # started (`contained`) come last. `all_steps` is NULL for a first page with fewer than MAX_STEPS steps, which has all
 # steps of the run. Otherwise `all_steps` has their number (`n`), their mean progress (`percent`), and the first step
 # that has neither succeeded nor been skipped (`phase`).
@@ -75,7 +75,7 @@ async def find_listed_run(connection: Connection, tenant_id: str, run_id: UUID) 
 
 async def find_run(connection: Connection, tenant_id: str, run_id: UUID, after_step: UUID | None = None) -> Row | None:
     """The run with its steps, at most MAX_STEPS, and its outputs, at most MAX_OUTPUTS. `after_step`: the task of the
-    last step of the page before; None: the page begins with the run's first step. Returns None if the tenant has no
+    last step of the previous page; None: the page begins with the run's first step. Returns None if the tenant has no
     such run.
     """
     return await connection.fetchrow(FIND, run_id, tenant_id, after_step)
@@ -98,7 +98,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
     """The statement of one page of runs, newest first. `template` and `scope`: whether the page is filtered by them.
     `status`: the status by which the page is filtered; None: any.
 
-    Parameters: $1 tenant; $2 the last run of the page before, or NULL; $3 limit. Then follow the values of the filters:
+    Parameters: $1 tenant; $2 the last run of the previous page, or NULL; $3 limit. Then the values of the filters:
     template, scope and scope_id, status.
     """
     conditions, next_parameter = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
@@ -136,7 +136,7 @@ async def list_runs(
 
 # $1 the most due tasks that are counted in a queue, $2 in all queues of the page together. $3 seconds without a
 # heartbeat after which a worker is silent: in most cases it has died, and its row is left. $4 the last queue of the
-# page before, or NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the
+# previous page, or NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the
 # recursion jumps through an index from queue to queue. `served_queue`: the queues of workers. `queue_starts`: the
 # attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each queue. A queue of
 # external workers is stored as `ext:<tenant>:<queue>`. There may be very many of them, so they come last.
@@ -196,10 +196,10 @@ async def queues(
     after: str | None = None,
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """Queues of all tenants that have waiting tasks or workers, or are paused, by name. The queues of external workers
-    come last. `after`: the last queue of the page before; None: this is the first page. `limit`: of the page.
+    """The queues, of all tenants, that are paused or have waiting tasks or workers, by name. The queues of external
+    workers come last. `after`: the last queue of the previous page; None: this is the first page. `limit`: of the page.
 
-    `workers`: those that take work, and have had a heartbeat within `silent_seconds`. `runnable`: due tasks, counted up
+    `workers`: how many take work, and have had a heartbeat within `silent_seconds`. `runnable`: due tasks, counted up
     to `at_most` in each queue and up to about `in_all` in all queues of the page together. `has_more`: the queue may
     have more due tasks than were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the
     attempts that the registered workers started in the minute before they last renewed their rows; None for a queue of
@@ -261,8 +261,8 @@ async def workers(
     after: tuple[datetime, UUID] | None = None,
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """The registered workers, each with the number of tasks that it has leased, the oldest first. `silent`: it has had
-    no heartbeat for `silent_seconds`: in most cases it has died, and its row is left. `after`: the start and the id of
-    the last worker of the page before; None: this is the first page. `limit`: of the page.
+    """The registered workers, each with the number of tasks that it has leased, the oldest first. `silent`: the worker
+    has had no heartbeat for `silent_seconds`. In most cases it has died, and its row is left. `after`: the start and
+    the id of the last worker of the previous page; None: this is the first page. `limit`: of the page.
     """
     return await connection.fetch(WORKERS, silent_seconds, *(after or (None, None)), limit)

@@ -33,10 +33,10 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], Host] = {}
-#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. The number goes
-#: back to zero when a call finds a server that does what the caller needs.
+#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late: it did not answer
+#: in its time. The number goes back to zero when a call finds a server that does what the caller needs.
 _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
-#: The time that each host has is doubled at most this many times.
+#: `open_connection` doubles `host_timeout` at most this many times.
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
 _HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -47,7 +47,8 @@ SELECT CASE WHEN NOT pg_is_in_recovery()
 """
 #: (id of the event loop, URL) -> the watch of the loop's sessions. A watch lives as long as one of its sessions.
 _watches: WeakValueDictionary[tuple[int, DatabaseUrl], FailoverWatch] = WeakValueDictionary()
-#: A host that is asked for its timeline has this many seconds to accept, and as many to answer.
+#: When the watch queries a host's timeline, the host has this many seconds to accept the connection, and as many to
+#: answer.
 _QUESTION_SECONDS = 1.0
 
 
@@ -59,12 +60,12 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
-    If a host does not accept in its time, and no other takes writes, the next call doubles `host_timeout`. The upper
-    bound is `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and
-    the new primary is slow. If every process always gave up after the same short time, perhaps none would ever connect.
-    With `replica`, a call that connected to any host counts as a success, so nothing is doubled.
+    If a host does not answer in its time, and no other host takes writes, the next call doubles `host_timeout`. The
+    upper bound is `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once,
+    and the new primary is slow. If every process always gave up after the same short time, perhaps none would ever
+    connect. With `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
-    If another server is promoted while this one does not answer, FailoverWatch ends the connection (failover.py). So a
+    FailoverWatch (failover.py) ends the connection if its server does not answer and another server was promoted. So a
     `connection_class` among the options must extend WatchedConnection. Exception: FailoverWatch ignores replicas.
 
     If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
@@ -178,7 +179,7 @@ async def _add(watch: FailoverWatch | None, connection: WatchedConnection, host:
 
 
 async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
-    """The timeline of the server at a host, asked on a new connection. None: it takes no writes, or does not answer."""
+    """Query the timeline of a host's server on a new connection. None: no answer, or the server takes no writes."""
     name = {"application_name": "leasehold failover"}
     try:
         options = {"server_settings": name, "statement_cache_size": 0}  # a pooler may not keep prepared statements
@@ -223,7 +224,7 @@ async def _connect(
 
 
 def _hosts_of(url: DatabaseUrl) -> Sequence[Host]:
-    """The hosts of the URL. If it names none, the one that asyncpg finds in the environment."""
+    """The hosts of the URL. If it names none: the host that asyncpg finds in the environment."""
     return url.hosts or ((None, None),)
 
 
@@ -233,7 +234,7 @@ def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[Host]:
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:
-    """Whether the host takes writes. A pooler may not report this. Then query it, for at most `timeout` seconds."""
+    """Whether the host takes writes. If a pooler does not report this, query the host for at most `timeout` seconds."""
     if hasattr(connection.get_settings(), _REPORTED[0]):
         return not only_reads(connection)
     query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"

@@ -5,9 +5,9 @@ A change here needs a migration. `task` is the table with the most updates: it i
 vacuumed early. **None of its indexes contains a column that a heartbeat changes** (`lease_until`), because lease
 renewals must stay heap-only updates.
 
-The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated row,
-PostgreSQL writes to the WAL only the bytes from the first changed byte to the last. So only the insert writes `params`,
-which stands before the changed columns. An older installation has another order, because no migration moves columns.
+In `job` and `task`, columns that no claim or completion changes come first. For an updated row, PostgreSQL writes to
+the WAL only the bytes from the first changed byte to the last. So these updates do not write `params` again, which
+stands before the changed columns. An older installation has another order, because no migration moves columns.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ job = Table(
     Column("keep_seconds", Integer),  # how long the finished job and its objects stay; NULL: for ever
     Column("params", JSONB, nullable=False),
     Column("inputs", JSONB, nullable=False),  # {input name: object key}
-    Column("output_prefix", Text, nullable=False),
+    Column("output_prefix", Text, nullable=False),  # the keys of the job's outputs begin with it
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # When an unfinished job ends with the status `expired`. While the job waits at its concurrency limits (`held`),
-    # this bounds the wait: a job that has not been admitted by then expires.
+    # When an unfinished job ends with the status `expired`. For a job that waits at its concurrency limits (`held`),
+    # the latest time of its admission.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     # the last event's number: counted up under the row's lock, without gaps
@@ -217,14 +217,15 @@ task = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
     Column("max_attempts", SmallInteger, nullable=False),
-    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # needed steps that have not succeeded
+    # For how many unfinished steps or parts the task waits. The concurrency limits of a held job count as one step.
+    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
     # The number of the attempt: it counts the claims, except those that ended in a release, snooze, suspend or fan-out.
     Column("attempt", Integer, nullable=False, server_default="0"),
-    Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
+    Column("epoch", Integer, nullable=False, server_default="0"),  # counts all claims: the fencing token
     Column("status", Text, nullable=False),
     Column("lease_owner", Uuid),  # the worker that has claimed the task
     Column("lease_until", _INSTANT),
@@ -343,10 +344,10 @@ failure = Table(
 )
 
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
-# have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
-# of jobs with a single task. `job_status` and `task_status` are the states of the job and of the task after the event.
-# So after a job has ended, its last event has the status of its row in `job`. The last event of each task has the
-# status of the task's row in `task`.
+# have moved to `kept_event` (history.py). Readers use the view `history`: the rows of `event` and `kept_event`, and
+# the derived events of jobs with a single task. `job_status` and `task_status` are the states of the job and of the
+# task after the event. So after a job has ended, its last event has the status of its row in `job`. The last event of
+# each task has the status of the task's row in `task`.
 event = Table(
     "event",
     metadata,
@@ -395,8 +396,8 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("headers", JSONB),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # Until this instant, the process that committed the row may publish the hint. After it, the relay (a worker's loop)
-    # does.
+    # Until this instant, the process that committed the row may publish the hint. Later, the relay (a worker's loop)
+    # publishes it.
     Column("relay_at", _INSTANT, nullable=False),
     Index("outbox_relay_at", "relay_at"),
     postgresql_with={
@@ -428,20 +429,20 @@ outbox_batch = Table(
 worker = Table(
     "worker",
     metadata,
-    # A new id for each start of the process: under a reused id, the tasks of the process before would seem to run.
+    # A new id for each start of the process: with a reused id, the tasks of the previous process would seem to run.
     Column("id", Uuid, primary_key=True),
+    # The number of the worker's advisory lock (its presence). `present`: whether it held the lock at its last report.
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
-    # whether the worker held the advisory lock `presence_key` when it last reported
     Column("present", Boolean, nullable=False),
-    # when the PostgreSQL server last started, or last recovered from a crash: as it was when the worker last reported
+    # the last start or crash recovery of the PostgreSQL server, as of the worker's last report
     Column("incarnation", _INSTANT),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
     Column("queues", ARRAY(Text), nullable=False),
     Column("slots", ARRAY(Integer)),  # of each of `queues`; NULL: a worker of an older release
-    Column("pool", Text, nullable=False, server_default="default"),
-    Column("draining", Boolean, nullable=False, server_default="false"),
+    Column("pool", Text, nullable=False, server_default="default"),  # workers of a pool are scaled together
+    Column("draining", Boolean, nullable=False, server_default="false"),  # the worker claims no further task
     # queue -> attempts that started in the minute before `seen_at`; a worker of an older release leaves it empty
     Column("starts_per_minute", JSONB, nullable=False, server_default="{}"),
     Column("started_at", _INSTANT, nullable=False, server_default=_NOW),
@@ -508,7 +509,7 @@ settlement = Table(
     # adopt: the order at the provider is this step's; again: order again; give_up: the job stays failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
-    Column("ref", Text),  # the adopted order's id there
+    Column("ref", Text),  # the adopted order's id in that system
     Column("actor", Text, nullable=False),
     Column("at", _INSTANT, nullable=False, server_default=_NOW),
     PrimaryKeyConstraint("task_id", "epoch"),

@@ -15,10 +15,10 @@ from leasehold.db.job_reads import Row
 MAX_SEARCHED = 10_000
 
 # Failed jobs that a person must settle. `failure_kind`: the failures that only a person can settle, each a pipeline
-# $3[n], a step $4[n] and a code $5[n]. $1 tenant, $2 the last job of the page before, $6 the most rows. `searched_job`:
-# the newest $7 failed jobs of each code, found by the index of failed jobs by code. If a code has $7 jobs, the search
-# of this code ends early, at the oldest of them. `search_end`: the newest job at which the search of a code ended
-# early. This page has no older jobs, of any code: they are on a later page.
+# $3[n], a step $4[n] and a code $5[n]. $1 tenant, $2 the last job of the previous page, $6 the most rows.
+# `searched_job`: the newest $7 failed jobs of each code, found by the index of failed jobs by code. If a code has $7
+# such jobs, its search ends early, at the oldest of them. `search_end`: the newest job at which the search of a code
+# ended early. This page has no job, of any code, that is older than `search_end`: such jobs are on a later page.
 _ORDERS = """
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
@@ -56,8 +56,8 @@ SILENT = """starts_with(t.queue, 'ext:')
 
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
 # seconds ago without a heartbeat. $1: the tenant. $4: the most rows. $5: the most jobs that are searched. $2: the last
-# task of the page before or, if that page's search ended early, the last job that it searched. (If the task $2 was
-# deleted meanwhile, its id is taken as a job's id: ids of both sort by time.) `page_start`: the first job of this page.
+# task of the previous page or, if that page's search ended early, the last job of the search. (If the task $2 was
+# deleted meanwhile, its id is taken as a job's id: ids of both sort by time.) `page_start`: the page's newest job.
 # `search_end`: the job at which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
@@ -85,8 +85,8 @@ ORDER BY silent_step.job_id DESC, silent_step.position, silent_step.task_id
 """
 
 # Runs whose workflow waits for a signal: its journal (a row for each call of the workflow) has an open wait. $1: the
-# tenant. $2: the last run of the page before. $3: the most rows. $4: the most jobs that are searched. `search_end`: the
-# job at which the search ended early.
+# tenant. $2: the last run of the previous page. $3: the most rows. $4: the most jobs that are searched. `search_end`:
+# the job at which the search ended early.
 _WAITING = """
 -- unsettled_approvals
 WITH searched_job AS MATERIALIZED (
@@ -160,7 +160,7 @@ async def silent_steps(
     limit: int,
     max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
-    """External steps on which nobody has worked for `seconds`, those of the newest jobs first. A page searches at most
+    """External steps on which nobody has worked for `seconds`, the newest jobs' steps first. A page searches at most
     `max_searched` unfinished jobs. The second value is the `after` of the next page. None: this is the last page.
     """
     rows = await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit + 1, max_searched)

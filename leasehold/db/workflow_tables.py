@@ -35,7 +35,7 @@ journal = Table(
     "journal",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
-    # '' for the workflow's function itself; each branch of a gather has its own name
+    # '' for the workflow's function itself; each branch of a gather (calls at the same time) has its own name
     Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
     # run: starts a task of this job; start: starts another job; result: waits for another job; sleep: waits for a time;
@@ -63,8 +63,8 @@ journal = Table(
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 
-#: Signals (payloads that clients send to a run) that the workflow has not consumed. When it consumes one, the payload
-#: moves to the journal.
+#: Signals (payloads that clients send to a run) that the workflow has not consumed. When it consumes a signal, the
+#: payload moves to the journal.
 signal = Table(
     "signal",
     metadata,

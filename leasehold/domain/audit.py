@@ -61,7 +61,7 @@ class BrokenRow:
 @dataclass(slots=True)
 class Chain:
     """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. In a
-    new Chain they are those of the row before the first row to check. `from_head` takes the number and the hash of the
+    new Chain they belong to the row before the first row to check. `from_head` takes the number and the hash of the
     last row that retention deleted (0 and "" if it deleted none).
     """
 

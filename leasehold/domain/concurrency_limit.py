@@ -19,8 +19,8 @@ GREED = 7
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimit:
-    """A limit that a job names. The job is held while `at_most` jobs of this limit are admitted and unfinished, or
-    while `per_minute` jobs were admitted within the last minute. None: no such bound.
+    """A limit that a job names. The job waits while `at_most` jobs of this limit are admitted and unfinished, or while
+    `per_minute` jobs were admitted within the last minute. None: no such bound.
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.

@@ -100,8 +100,8 @@ def _start(after: datetime) -> datetime:
 
 
 def _shift_at(local_time: datetime) -> timedelta:
-    """More than 0 if the clock skips this time: by how much it is put forward. Less than 0 if the clock repeats this
-    time: by how much it is put back. Otherwise 0.
+    """More than 0 if the clock skips this time: the length of the gap. Less than 0 if the clock repeats this time:
+    minus the length of the repetition. Otherwise 0.
     """
     before, after = local_time.replace(fold=0).utcoffset(), local_time.replace(fold=1).utcoffset()
     assert before is not None
@@ -122,7 +122,7 @@ def _instants(expression: str, local_times: Iterator[datetime], local_zone: Zone
             shift = _shift_at(local_time)
             instant = local_time.astimezone(UTC) if shift <= _NO_SHIFT else _end_of_gap(local_time)
             if has_star and shift > _NO_SHIFT and _fires_within(expression, instant.astimezone(local_zone), shift):
-                continue
+                continue  # a skipped time, and the expression names a time shortly after the gap
             while repeated and repeated[0] < instant:
                 yield repeated.popleft()
             if instant != last:  # several times that the clock skips have one instant

@@ -25,7 +25,8 @@ _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 #: A length of time: `90s`, `2h`.
 _LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. A word whose colon follows no such key is text.
+#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. A term that does not begin with a key and a colon is a
+#: text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
 #: A value that needs no quotes.
@@ -82,7 +83,7 @@ class JobFilter:
     positions: dict[str, int] = field(default_factory=dict)
 
     def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
-        """The error about the term with this key. If the filter has no such term, the error points to its beginning."""
+        """The error about the term with this key. Without such a term, the error points to character 1."""
         return InvalidFilter(self.positions.get(key, 1), sentence, code)
 
 

@@ -1,5 +1,5 @@
-"""Computes the digest of a JSON value. Two kinds of keys contain it: those of scopes, and those of limits that count
-the runs with one value in the payload.
+"""Computes the digest of a JSON value. The keys of scopes contain it, and the keys of limits that count the runs with
+one value in the payload.
 """
 
 from __future__ import annotations

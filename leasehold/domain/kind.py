@@ -1,7 +1,8 @@
 """Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
 A kind of work that has only steps needs no Kind: declare a `Pipeline`. A declaration is light, because every process
-imports it. Each hook names a `module:attribute`; only the process that needs the hook imports the module.
+imports it. It names each hook (an object that a process of the platform loads) as `module:attribute`. Only the process
+that needs the hook imports the module.
 """
 
 from __future__ import annotations

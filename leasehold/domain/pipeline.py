@@ -31,7 +31,8 @@ Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
 #: An Opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
-#: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
+#: Takes the worker's settings, and the files of an isolated step by output name. Changes the files before the worker
+#: stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -232,8 +233,8 @@ class Pipeline:
         pipelines. The queues of these steps must have no steps of other pipelines.
 
         `preload`: modules that load slowly, and that isolated handlers import only when they run. The pipeline's zygote
-        loads them once, after the worker has begun to serve. So the worker's start does not wait for them, and only the
-        first run does.
+        (the process from which its child processes are forked) loads them once, after the worker has begun to serve. So
+        the first run waits for them, but the worker's start does not.
         """
         if not PIPELINE_NAME.fullmatch(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
@@ -253,9 +254,10 @@ class Pipeline:
         self.on_failure: Pipeline | None = None
         #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
-        #: The worker enters it around each inline attempt. It gets an error of the handler, but must not swallow it.
+        #: The worker enters this context around each inline attempt. The context gets the handler's error, and must not
+        #: swallow it.
         self.around: Around | None = None
-        #: The worker enters it before `around`. Without room, the attempt snoozes: the step runs again later.
+        #: The worker enters this context before `around`. Without room, the attempt snoozes: the step runs again later.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}

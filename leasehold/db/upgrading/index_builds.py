@@ -12,7 +12,7 @@ from alembic import op
 from sqlalchemy import TextClause, text
 
 #: The option of alembic's context with the indexes of the database, and whether each is valid. rendering.py sets the
-#: option, because it has no connection to ask.
+#: option, because it renders without a connection.
 INDEXES_OPTION = "leasehold_indexes"
 
 

@@ -1,4 +1,4 @@
-"""Computes the table locks of each statement of a revision (a migration), and whether it scans or rewrites the tables.
+"""Computes which table locks each statement of a revision (a migration) takes, and which tables it scans or rewrites.
 
 plan.py shows these before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every
 statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If no rule
@@ -64,9 +64,9 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a statement does to existing tables. `narrows`: why older code may fail after the statement; "" if it
-    cannot. `known`: False if no rule matches the statement. `recurses`: the statement also locks the partitions of a
-    table.
+    """What a statement does to existing tables. `narrows`: why older code may fail after the statement; "": older code
+    still works. `known`: False if no rule matches the statement. `recurses`: the statement also locks the partitions of
+    a table.
     """
 
     locks: tuple[Lock, ...] = ()
@@ -234,7 +234,7 @@ def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: 
 
 
 def _add_constraint(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
-    # A primary key makes its columns NOT NULL, so PostgreSQL looks for NULL in the table, also with a finished index.
+    # A primary key makes its columns NOT NULL, so PostgreSQL scans the table for NULL, even if the index exists.
     is_trusted = "NOT VALID" in action or ("USING INDEX" in action and match[2] != "PRIMARY KEY")
     work = "" if is_trusted else "scan"
     narrows = "" if _names_new_column(schema, action) else f"{table} refuses rows that older code may write"

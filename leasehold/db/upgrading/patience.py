@@ -1,8 +1,8 @@
 """Runs revisions (migrations) beside a running installation, and tries again when a table lock is not free.
 
 While a statement waits for a strong lock, every later statement on the same table waits behind it. So a statement of a
-revision waits for one second only (`Patience.lock_seconds`). Then PostgreSQL refuses the lock, the
-later statements go on, and the revision is tried again after a pause.
+revision waits for one second only (`Patience.lock_seconds`). Then PostgreSQL refuses the lock, and the later statements
+go on. After a pause, `run_patiently` tries the revision again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def _report_nothing(_sentence: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a migration waits. `lock_seconds`: how long a statement waits for a lock. `seconds`: for how long one
-    revision is tried again. `report`: called with a sentence each time that the migration has to wait.
+    """How long a migration waits. `lock_seconds`: how long a statement waits for a lock. `seconds`: for how long the
+    migration tries one revision again. `report`: called with a sentence each time that the migration has to wait.
     """
 
     lock_seconds: float = 1.0

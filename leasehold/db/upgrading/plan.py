@@ -76,7 +76,7 @@ class PlannedRevision:
 
     @property
     def phase(self) -> str:
-        """`expand`: the code of the release before works after the revision. `contract`: that code may fail."""
+        """`expand`: the previous release's code works after the revision, too. `contract`: that code may fail."""
         return "contract" if self.narrows else "expand"
 
 
@@ -89,9 +89,9 @@ class Plan:
 
 
 async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str = "head") -> Plan:
-    """The plan for a database, which is only read. `target`: a revision of the first schema, the platform's; `head`:
-    the newest revisions of all schemas, where a schema that a newer release has migrated stays as it is. Raises
-    alembic's CommandError for an unknown revision.
+    """Make the plan for a database, without writing to it. `target`: a revision of the first schema (the platform's),
+    or `head`: the newest revisions of all schemas. With `head`, a schema that a newer release has migrated is left out.
+    Raises alembic's CommandError for an unknown revision.
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
