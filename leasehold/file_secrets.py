@@ -45,7 +45,7 @@ class FileSecret(SecretStr):
             if (stamp := _stamp_of(self.path)) != self._stamp:
                 self._secret_value = _content_of(self.path, self._max_bytes)
                 self._stamp = stamp
-                self._call_back()
+                self._call_back()  # an error counts as an unreadable file: see `on_change`
                 log.info("the file of a setting was read again", path=str(self.path))
             self._was_readable = True
         except (OSError, ValueError) as error:
@@ -115,7 +115,7 @@ class SettingsWithFiles(BaseSettings):
 
     @classmethod
     def without_files(cls, variables: Mapping[str, str | None]) -> dict[str, str | None]:
-        """The variables without those whose values are in files that the environment names."""
+        """`variables` without the settings for which the environment names a file."""
         in_files = {cls._variable_of(name) for name in cls._files()}
         return {name: value for name, value in variables.items() if name.upper() not in in_files}
 

@@ -1,7 +1,7 @@
 """The registry of pipelines: every process builds one at start, from code and from installed packages.
 
-A registry refuses two pipelines of one name. A worker also loads the handlers: then every step must have a handler,
-except external steps (those that external workers do over HTTP).
+A registry refuses two pipelines with the same name. A worker also loads the handlers: then every step must have a
+handler, except external steps (those that external workers do over HTTP).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.sentences import with_article
 
-#: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
+#: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind` (which groups
+#: pipelines).
 ENTRY_POINTS = "leasehold.pipelines"
-#: The package of the platform's own kinds of work. The handlers in its folder `media` need the extra
-#: `leasehold[media]`, and so on.
+#: The package of the platform's own kinds of work. The handlers in its folder NAME need the extra `leasehold[NAME]`.
 _SHIPPED_PREFIX = "leasehold.pipelines."
 
 
@@ -75,8 +75,8 @@ class Pipelines:
             self.add(pipeline_or_kind)
 
     def add(self, pipeline_or_kind: Pipeline | Kind) -> None:
-        """Add a pipeline, or a kind with all of its pipelines. Raises DeclarationError and adds nothing when one of the
-        names is taken.
+        """Add a pipeline, or a kind with all of its pipelines. Raises DeclarationError, and adds nothing, when an
+        earlier pipeline or kind has one of the names.
         """
         kind = pipeline_or_kind if isinstance(pipeline_or_kind, Kind) else None
         if kind is not None and kind.name in self._kinds:
@@ -112,8 +112,8 @@ class Pipelines:
         return iter(self._by_name.values())
 
     def loaded_handlers(self, with_children: Collection[str]) -> list[str]:
-        """The `pipeline.step` of each step that this process can run, by the handlers that are loaded now.
-        `with_children`: the pipelines for which this process has child processes.
+        """The names (`pipeline.step`) of the steps that this process can run with the handlers that are loaded now.
+        `with_children`: the pipelines whose isolated steps this process runs in child processes.
         """
         return [f"{pipeline.name}.{step.name}" for pipeline in self for step in pipeline.steps
                 if pipeline.has_code_of(step, with_children)]  # fmt: skip
@@ -168,7 +168,7 @@ class Pipelines:
     def add_installed(self) -> None:
         """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS.
 
-        Raises DeclarationError as `add` does, and if a package offers anything else.
+        Raises DeclarationError as `add` does, and if a package offers something that is neither.
         """
         for entry in entry_points(group=ENTRY_POINTS):
             pipeline_or_kind = entry.load()
@@ -201,7 +201,7 @@ def _import(module: str, source: str) -> ModuleType:
     except LeaseholdError:  # its sentence already says what is wrong
         raise
     except (Exception, SystemExit) as error:
-        # Whether Python did not find the module itself, or a package that contains it.
+        # Whether Python found no such module, or no package that should contain it.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (code_broken := broken_code(source, error)) is not None:
             raise code_broken from error  # the module's own code raised the error

@@ -1,4 +1,4 @@
-"""Checks the size of a result of an app's task, in the process that runs the function."""
+"""Checks the size of a result of an app's task, in the process that runs the task's function."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ResultLimits:
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, has_store=True)
 
     def is_small(self, encoded: bytes) -> bool:
-        """Whether the result is small enough for PostgreSQL. A result that is larger goes to the object store: raises
-        Permanent `result_too_large` if there is no store, or if the result is too large for it.
+        """Whether the result is small enough for PostgreSQL. A larger result goes to the object store. Raises Permanent
+        `result_too_large` if there is no store, or if the result is too large for the store.
         """
         size = len(encoded)
         if size > self.max_bytes:

@@ -1,5 +1,5 @@
-"""Computes how many workers a pool (workers that are scaled together) should have, from its load and its present size.
-Nothing else counts: no state is kept from one computation to the next.
+"""Computes how many workers a pool (workers that are scaled together) should have, from the pool's load and present
+size. The computation uses no state of an earlier computation.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class QueueLoad:
 
 
 def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """These queues, and each of them pinned to each label (`QUEUE@LABEL`, which only workers with the label serve).
-    A queue that has a label already gets no other.
+    """These queues, and each of them pinned to each label (`QUEUE@LABEL`, which only workers with the label serve). A
+    queue that is pinned already gets no second label.
     """
     return queues | {pinned_queue(queue, label) for queue in queues for label in labels if "@" not in queue}
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
     """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
-    and further slots for the due tasks, at most one for each. If no attempt runs, the time of an attempt is unknown:
-    then each due task needs a slot.
+    and further slots for the due tasks, at most one for each due task. If no attempt runs, the time of an attempt is
+    unknown: then each due task needs a slot.
     """
     if load.attempt_seconds is None:
         return load.running + load.due

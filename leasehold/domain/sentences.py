@@ -6,8 +6,8 @@ from datetime import datetime
 
 
 def full_stop(text: str) -> str:
-    """The text with a full stop at its end; a text that ends with a full stop, `!`, `?` or `…` gets no other. Use this
-    for a text that comes from elsewhere and ends a sentence, such as the text of an error.
+    """The text with a full stop at its end. A text that ends with `.`, `!`, `?` or `…` stays as it is. Use this for a
+    text from elsewhere that ends a sentence, such as the text of an error.
     """
     text = text.rstrip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
@@ -24,5 +24,5 @@ def with_article(name: str) -> str:
 
 
 def to_the_second(at: datetime) -> str:
-    """The instant as sentences show it: without fractions of a second. The fields of an HTTP answer have them."""
+    """The instant in ISO 8601 for sentences, without fractions of a second. (HTTP answers have the fractions.)"""
     return at.isoformat(timespec="seconds")

@@ -8,10 +8,10 @@
                  running -> blocked                          (fanned out; runs again when the parts succeeded)
                  blocked -> running                          (claimed by the commit of the step before it)
                  running -> cancelled                        (stopped by a cancel of its job)
-           anything unfinished -> skipped | cancelled                        (the job ended without it)
+           anything unfinished -> skipped | cancelled                        (the job ended first)
 
-Each verb (a key of TASK_MOVES or JOB_MOVES) is a move that a statement of `leasehold.transitions` makes. Nothing else
-writes a status.
+Each verb (a key of TASK_MOVES or JOB_MOVES) is a move that a statement of `leasehold.transitions` makes. Only these
+statements write a status.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class JobState(StrEnum):
     PENDING = "pending"  # its time has not come, or it waits at its concurrency limits
     QUEUED = "queued"  # a worker may claim a step
     RUNNING = "running"  # a step was claimed
-    WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
+    WAITING_WORKER = "waiting_worker"  # an external worker must do the next step
     # A cancel was requested. A running step has not stopped yet, or a workflow has not seen the cancel yet.
     CANCEL_REQUESTED = "cancel_requested"
     SUCCEEDED = "succeeded"
@@ -40,7 +40,7 @@ class TaskState(StrEnum):
     WAITING = "waiting"  # runnable at available_at: a snooze, a waiting workflow, or a start time in the future
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # a dead letter: an operator can replay it
-    SKIPPED = "skipped"  # not needed, or its job ended without it
+    SKIPPED = "skipped"  # not needed, or its job ended before it could run
     CANCELLED = "cancelled"
 
 
@@ -52,7 +52,7 @@ RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 
 #: verb -> (states of a task that the verb accepts, states that it may leave the task in).
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
-    # RUNNING: the lease has expired, or its owner is dead.
+    # From RUNNING: the lease has expired, or its owner is dead.
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
     # The worker that completes a step claims, in the same commit, the next step or the workflow that waits for the
@@ -118,7 +118,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker ends a cancel that no worker acknowledges: after the grace, or because the worker is lost.
+    # The leading worker ends a cancel that no worker acknowledges: when the grace time is over, or the worker is lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),

@@ -1,7 +1,7 @@
-"""A template: what a kind of run consists of, in versions, as clients declare it over HTTP. A version never changes
-once it is written, except whether it is enabled.
+"""A template declares the steps and policies of a kind of run. Clients write templates over HTTP, in versions. A
+written version never changes, except that it can be enabled and disabled.
 
-The API stores templates. To start a run, it turns the template into a Pipeline, as code would declare it.
+The API stores templates. To start a run, the API makes a Pipeline of the template, as if code had declared it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, S
 from leasehold.domain.sentences import full_stop
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: `external`: an external worker does the step. `pipeline.step`: the platform's workers do it with the code of that
-#: step.
+#: `external`: an external worker does the step. `pipeline.step`: the platform's workers do the step with the handler of
+#: that pipeline's step.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62}){1,2})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
@@ -174,7 +174,7 @@ class Template(_Declaration):
 
 
 def encoded_payload(payload: Mapping[str, Any]) -> bytes:
-    """The payload as JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for numbers beyond 64 bits."""
+    """The payload as JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for values such as 2**64."""
     try:
         encoded = orjson.dumps(payload)
     except TypeError as error:
@@ -190,7 +190,7 @@ def _timedelta_of(seconds: int | None) -> timedelta | None:
 
 
 def template_of_pipeline(pipeline: Pipeline) -> Template:
-    """A pipeline that code declares, described as a template, because the API shows all templates in the same form."""
+    """The template that describes a pipeline in code, because the API shows all templates in the same form."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,

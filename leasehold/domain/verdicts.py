@@ -1,4 +1,4 @@
-"""The verdicts that a handler may return: Done, Snooze, FanOut. To report a failure, it raises errors.StepError.
+"""The verdicts that a handler may return: Done, Snooze, FanOut. To report a failure, a handler raises errors.StepError.
 
 A handler of the platform may also return LeftToOthers.
 """
@@ -47,9 +47,9 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class LeftToOthers(Snooze):
-    """A snooze of a step of the platform that needs a handler which this worker does not have. `handler`: its name,
-    `pipeline.step`. A worker with this handler makes the step due at once. Without such a worker the step runs again at
-    `until`.
+    """A snooze, because a step of the platform needs a handler that this worker does not have. `handler`: the handler's
+    name, `pipeline.step`. A worker that has the handler makes the step due at once. Without such a worker the step runs
+    again at `until`.
     """
 
     handler: str = field(kw_only=True)

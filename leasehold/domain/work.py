@@ -15,7 +15,7 @@ from leasehold.domain.result_limits import ResultLimits
 
 
 def percent_of(value: float) -> float:
-    """A step's progress, from 0 to 100. NaN (0/0 of a handler's arithmetic) counts as 0."""
+    """A step's progress: `value`, limited to 0 to 100. NaN (0/0 in a handler's arithmetic) counts as 0."""
     number = float(value)
     return 0.0 if isnan(number) else min(max(number, 0.0), 100.0)
 
@@ -59,7 +59,7 @@ class Work:
     result_limits: ResultLimits | None = None
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Report how far this step is, 0 to 100. Call it as often as you like: only some reports are passed on."""
+        """Report how far this step is, 0 to 100. Call this as often as you like: some reports are dropped."""
         self.supervisor.progress(percent, summary)
 
     def emit(self, chunk: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Characters in the longest name.
 MAX_NAME = 200
-#: What `is_name` accepts, for sentences.
+#: What `is_name` accepts, as a part of sentences in errors.
 NAME_RULE = f"1 to {MAX_NAME} printable characters without # and /"
 
 

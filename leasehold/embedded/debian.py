@@ -15,7 +15,7 @@ from pathlib import Path
 from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0
-MESSAGE_LINES = 5  # the error shows this many last lines of a failed program's output
+MESSAGE_LINES = 5  # how many of the last lines of a failed program's output the error shows
 #: Matches each line of a simulated installation that names a package to install. The group is the package.
 _PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
@@ -39,7 +39,7 @@ async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: b
 
 
 async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> None:
-    """Download with the system's package lists. If these are missing or old, download with new private lists."""
+    """Download by the system's package lists. If that fails (they may be missing or old), use new private lists."""
     try:
         await _download_by_lists(names, work, None, with_missing=with_missing)
     except EmbeddedError:
@@ -60,7 +60,7 @@ async def _download_by_lists(names: Sequence[str], work: Path, lists: Path | Non
 async def _run_apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> str:
     options = {
         "Dir::Cache": str(work / "cache"),
-        "APT::Sandbox::User": "",  # the user _apt could not write to the private directories
+        "APT::Sandbox::User": "",  # otherwise apt downloads as the user _apt, who cannot write to these directories
         "Debug::NoLocking": "1",
     }
     if lists is not None:

@@ -3,8 +3,8 @@
 
 The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks a file in
 it. A later run removes each directory whose file is no longer locked, because its process has died. The process also
-locks the directory itself: systemd-tmpfiles deletes from /var/tmp what nobody has used for thirty days, but nothing
-beneath a directory that is locked.
+locks the directory itself. Otherwise systemd-tmpfiles would delete the files in it that nobody has used for thirty
+days.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunDirectory:
         self._keep = keep
         self._root = root or temporary_root()
         self._lock = -1  # the descriptor of the lock file
-        self._directory_lock = -1
+        self._directory_lock = -1  # the descriptor of the locked directory
         self.path = Path()
 
     def __enter__(self) -> Self:
@@ -43,7 +43,7 @@ class RunDirectory:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._root))
         else:
             self.path = self._keep.absolute()
-            self.path.mkdir(mode=0o711, parents=True, exist_ok=True)  # others need not see its files
+            self.path.mkdir(mode=0o711, parents=True, exist_ok=True)  # other users may enter it, but not list its files
         if unprivileged().is_other_user:  # the servers' user may enter, but can read only its own files
             self.path.chmod(stat.S_IMODE(self.path.stat().st_mode) | 0o111)
         try:
@@ -131,7 +131,7 @@ def _is_abandoned(directory: Path) -> bool:
 
 
 def temporary_root() -> Path:
-    """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else the system's."""
+    """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else Python's default."""
     if configured_root := os.environ.get("LEASEHOLD_TMP"):
         return Path(configured_root).absolute()  # servers have another current folder than this process
     return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it

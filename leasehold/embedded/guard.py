@@ -8,8 +8,8 @@ started, daemons included:
 - when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
-`PR_SET_PDEATHSIG` alone is not enough: it acts when the thread that forked ends, and a grandchild such as epmd does not
-inherit it.
+`PR_SET_PDEATHSIG` alone is not enough: it acts as soon as the thread that has forked the child ends, and a grandchild
+such as epmd does not inherit it.
 
 Each byte of the guard's standard input is the number of a signal, which the guard sends to the server.
 """
@@ -78,12 +78,12 @@ def kill_everything(server: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             return
 
 
 class Guard:
-    """Waits for the owner, for signals to forward, and for the server, with one poll and no timer."""
+    """Waits for the end of the owner, the end of the server, and signals to forward, in one poll without a timer."""
 
     def __init__(self, owner: int, last_signal: int) -> None:
         self.last_signal = last_signal
@@ -132,7 +132,7 @@ class Guard:
         self.server = self.process.pid
 
     def run(self) -> int:
-        """Watch until the server or its owner has ended.
+        """Watch until the server or its owner has ended, or a signal stops the guard. Then kill all that still runs.
 
         Returns:
             The server's exit code; 128 + n for signal n, as shells do.
@@ -156,7 +156,7 @@ class Guard:
             for number in signals:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(self.server, number)
-            return bool(signals)
+            return bool(signals)  # no byte: the pipe has closed, because the owner has ended
         return True
 
     def reap(self) -> None:

@@ -131,7 +131,7 @@ def _outgoing_range() -> tuple[int, int]:
     """The first and the last port that the kernel gives to outgoing connections."""
     try:
         first, last = _KERNEL_RANGE.read_text().split()
-    except OSError:  # not Linux, or no /proc: this range contains those of IANA and of most kernels
+    except OSError:  # not Linux, or no /proc: this range contains IANA's and that of most kernels
         return 32_768, 65_535
     return int(first), int(last)
 

@@ -138,7 +138,7 @@ class Postgres:
             await self._server.kill()
 
     async def forget(self) -> None:
-        """Free the few bytes of shared memory of a killed server that will not be started again."""
+        """Free the few bytes of shared memory that a killed server has left, if it will not be started again."""
         pid_file = self._data / "postmaster.pid"
         if not self.running and pid_file.exists():
             await asyncio.to_thread(_remove_shared_memory, pid_file)
@@ -152,7 +152,7 @@ class Postgres:
         return self.directory / "postgres.log"
 
     async def _make_cluster(self) -> None:
-        """Make the data directory by initdb, if there is none. Set `_password` to the password of the data."""
+        """Make the data directory by initdb, if there is none. Set `_password` to the data's password."""
         password_file = self.directory / "password"
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
@@ -184,7 +184,7 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            # Or another server has taken the port, and refuses the connection. Then our server ends soon.
+            # The server does not answer yet. Or another server has the port and answers: then our server ends soon.
             except (OSError, asyncpg.PostgresError):
                 await asyncio.sleep(0.02)
                 continue
@@ -231,8 +231,8 @@ def _forget_dead_server(data: Path) -> None:
 
 def _verifier(password: str) -> str:
     """The SCRAM verifier of the password (RFC 5803), which PostgreSQL stores unchanged. It has one iteration, because
-    with PostgreSQL's 4096 each connection would take 2 ms more. More iterations protect only weak passwords, and this
-    password has 192 random bits.
+    with PostgreSQL's default, 4096, each connection would take 2 ms more. More iterations protect only weak passwords,
+    and this password has 192 random bits.
     """
     salt = secrets.token_bytes(16)
     salted_password = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)

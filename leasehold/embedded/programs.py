@@ -1,5 +1,5 @@
 """Finds out whether the unprivileged user of the embedded servers (PostgreSQL, RabbitMQ) can run a program. If not,
-copies the program to where the user can.
+copies the program to a place where the user can run it.
 """
 
 from __future__ import annotations

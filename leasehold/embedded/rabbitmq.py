@@ -18,7 +18,7 @@ USER = "leasehold"
 START_SECONDS = 90.0  # a start takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes of a client
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes that a client sends
 METHOD_FRAME = b"\x01"  # the first byte of the node's answer
 DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm with less free disk, or more memory in use
 
@@ -88,7 +88,7 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The URL of the default virtual host, with the password. It is valid once the node is configured."""
+        """The URL of the default virtual host, with the password. It is valid after `configure`."""
         return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property

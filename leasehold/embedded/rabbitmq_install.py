@@ -99,7 +99,7 @@ async def install_rabbitmq() -> RabbitServer:
             root.mkdir(mode=0o755)
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
-            if RabbitServer.at(root) is None:  # before the rename, so that the next call unpacks the packages again
+            if RabbitServer.at(root) is None:  # checked before the rename, so that the next call unpacks again
                 raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
             _relocate_erlang(root, target)
             root.rename(target)

@@ -49,7 +49,9 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stop_event = event_of_stop_signals()  # from now on a signal only sets the event; then this block stops the servers
+    stop_event = (
+        event_of_stop_signals()
+    )  # from now on a signal sets this event, and then this function stops the servers
     async with stack:
         if stop_event.is_set():  # a signal came while the servers started
             return 128 + signal.SIGINT

@@ -70,7 +70,7 @@ class EmbeddedStack:
             opening.push_async_callback(self._stop_all)
             self._make_servers()
             await self._start_all()
-            self._cleanup = opening.pop_all()
+            self._cleanup = opening.pop_all()  # from now on `__aexit__` stops the servers, and no longer this block
         return self
 
     async def __aexit__(

@@ -40,7 +40,7 @@ _MAX_MESSAGE = 300
 
 
 def main(memory_bytes: int) -> None:
-    """Serve until stdin ends."""
+    """Answer questions until stdin ends."""
     _confine(memory_bytes)
     sys.setrecursionlimit(_RECURSION_LIMIT)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -72,8 +72,9 @@ def _confine(memory_bytes: int) -> None:
 
 def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
     """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit.
-    `place`, `path`, `message`: the first payload that does not fit, and why. `cost`, `cycle`, `no_schema`: the schema
-    is refused. `unknown`: this child has no schema of this name, so the parent must ask again with the schema.
+    `place`, `path`, `message`: the number of the first payload that does not fit, the place in it, and the reason.
+    `cost`, `cycle`, `no_schema`: the schema is refused. `unknown`: this child has no schema of this name, so the parent
+    must ask again with the schema.
 
     A question names its schema by a digest. It contains the schema itself after an answer `unknown`, and always if it
     has `at_most`: the highest cost that the schema may have. `validators`: the compiled schemas by name.

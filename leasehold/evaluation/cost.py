@@ -1,8 +1,9 @@
 """Computes the cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
 A node is a subschema, a keyword, a value in `enum`, `const` or `required`, or a character of a pattern. A `$ref` counts
-as much as its target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion through the
-payload (a tree's children) counts once: the payload's own size and the evaluator's time limit bound the recursion.
+as much as its target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion into parts of
+the payload (such as a tree's children) counts once: the payload's own size and the evaluator's time limit bound the
+recursion.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from leasehold.domain.json_pointer import value_at
 
-#: Keywords that apply subschemas to the same value. Their value is a single subschema, a list, or a mapping by name.
+#: Keywords that apply subschemas to the same value: a single subschema, a list of them, or a mapping by name.
 _SAME_SINGLE = ("not", "if", "then", "else")
 _SAME_LIST = ("allOf", "anyOf", "oneOf")
 _SAME_MAP = ("dependentSchemas",)
@@ -173,8 +174,8 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _recursions(root: _Node) -> dict[int, list[_Node]]:
-    """Number the groups of all nodes. Returns group -> its recursive parts. A recursive part is a node that a node of
-    the same group (also the node itself) applies to a part of the value. An example is the schema of a tree's children.
+    """Number the groups of all nodes (`_Node.group`). Returns group -> its recursive parts. A recursive part is a node
+    among the `parts` of a node of its own group, perhaps of itself. An example is the schema of a tree's children.
     """
     nodes = _number_groups(root)
     recursions: dict[int, list[_Node]] = {}
@@ -202,7 +203,7 @@ def _number_groups(root: _Node) -> list[_Node]:
                 low[node] = min(low[node], low[other])
             elif other.group < 0:
                 low[node] = min(low[node], order[other])
-        if low[node] == order[node]:
+        if low[node] == order[node]:  # the group of `node` is complete: it is the upper part of the stack
             while node.group < 0:
                 stack.pop().group = order[node]
 

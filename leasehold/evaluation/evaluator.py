@@ -3,9 +3,9 @@ process. Exception: the calling process itself checks payloads against flat sche
 
 A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
 needed. A question goes to the quick child, where it may take a tenth of the CPU time that the settings allow. If it
-takes longer, the kernel kills the child. The question then goes to the slow child, and so do all questions of that
-tenant for a minute: tenants with cheap schemas must not wait for expensive ones. The children work on one question of a
-tenant at a time, because other tenants must get turns.
+takes longer, the kernel kills the child. The question then goes to the slow child. For a minute the slow child also
+gets all other questions of that tenant, because tenants with cheap schemas must not wait for expensive schemas. The
+children work on one question of a tenant at a time, because other tenants must get turns.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _MAX_REFUSALS = 4096
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
     """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
-    `wall_seconds`: for one try of a question, however many payloads it has; a question also waits at most
-    `wall_seconds` for its tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that
-    wait or run.
+    `wall_seconds`: for one try of a question with all its payloads. A question also waits at most `wall_seconds` for
+    its tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that wait or run.
     """
 
     schema_max_size: int
@@ -127,7 +126,7 @@ class Evaluator:
             raise PayloadMismatch(
                 answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
             )
-        if answer:  # the child refuses the schema, which an earlier release with higher limits has stored
+        if answer:  # the child refuses the schema, which an earlier release has accepted
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:

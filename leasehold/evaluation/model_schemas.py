@@ -2,9 +2,9 @@
 
 The model itself checks each value that fits its schema. So the schema must not refuse a value that the model accepts.
 Pydantic accepts more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
-hyphens, an address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS` allows them. The
-engine for patterns takes linear time, but lacks some of Python's expressions. `_with_known_patterns` leaves out the
-patterns that the engine cannot compile.
+hyphens, a URL or an email address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS`
+allows them. The engine for patterns takes linear time, but lacks some of Python's expressions. `_with_known_patterns`
+leaves out the patterns that the engine cannot compile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import ValidationError as NotOfType
 
 from leasehold.evaluation.flat import compile_schema
 
-#: Keywords whose values map names to subschemas, and keywords whose values are no schemas.
+#: Keywords whose values map names to subschemas, and keywords whose values contain no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples", "required")
 

@@ -58,7 +58,7 @@ class Process:
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
         """The child's answer. Raises Died or Late. After such an error, and after a cancellation, the child is dead.
 
-        `question`: JSON, a schema and what to check with it (evaluator._Question.encode).
+        `question`: its JSON (evaluator._Question.encode).
         """
         assert self._process.stdin is not None
         try:

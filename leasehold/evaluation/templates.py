@@ -54,8 +54,8 @@ class TemplateVersion:
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run of a template in code, whose schema is trusted. Raises Invalid with the path of the
-        value that does not fit.
+        """The parameters of a run, by a template that code declares: its schema is trusted. Raises Invalid with the
+        path of the value that does not fit.
         """
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", mismatch_sentence(*problem))
@@ -72,9 +72,9 @@ class TemplateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePage:
-    """Versions by type, the newest version first. `next_after`: the type and version of the last entry, after which the
-    next page begins; None: this is the last page. A version that this release cannot read is left out, but counts for
-    the page's length.
+    """`versions`: sorted by type, and newer versions first. `next_after`: the type and version of the last entry, after
+    which the next page begins; None: this is the last page. A version that this release cannot read is left out, but
+    counts for the page's length.
     """
 
     versions: Sequence[TemplateVersion]
@@ -83,8 +83,8 @@ class TemplatePage:
 
 class Templates:
     """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
-    declares. `evaluator`: the caller opens and closes it. `reserved`: further names that no tenant's template may take.
-    `reserved_queues`: queues in which no handler of a tenant's template may run.
+    declares. `evaluator`: the caller opens and closes it. `reserved`: names, in addition to those of the pipelines,
+    that no tenant's template may have. `reserved_queues`: queues in which no handler of a tenant's template may run.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Templates:
         self._in_code: dict[str, TemplateVersion] = {}
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
+        """The templates of the pipelines that clients may start (`offered`) and that read no inputs."""
         return [
             self._of_pipeline(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs
         ]
@@ -259,9 +260,9 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        """Raises Invalid for a handler that templates may not name. This is an unknown handler, or the handler of a
-        pipeline that is not offered, of an isolated step, of a part (a part needs an item of the step that fans out),
-        or of an external step (no worker has its code).
+        """Raises Invalid for a handler that templates may not name: an unknown handler, or the handler of a pipeline
+        that is not offered, of an isolated step, of a part (a part needs an item of the step that fans out), or of an
+        external step (no worker has its code).
         """
         pipeline, _, name = handler.rpartition(".")
         is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
@@ -295,8 +296,8 @@ class Templates:
 
     async def delete(self, connection: Connection, tenant_id: str, template_type: str, version: int) -> None:
         """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
-        templates and for schedules. No lock stops the submission of a run at the same moment: such a run is carried out
-        without its template, but can never be retried or repeated.
+        templates and for schedules. No lock stops the submission of a run at the same moment: workers carry out such a
+        run without its template, but nobody can retry or repeat it.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
         """

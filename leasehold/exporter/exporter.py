@@ -2,9 +2,9 @@
 The outbox has the hints (messages about due tasks) that the broker has not confirmed yet.
 
 One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
-worker and every API process tries to lead. The leader queries the database every few seconds and adds the answers to
-its /metrics; other processes add nothing. So the metrics exist as long as any process lives. When the leader changes,
-two processes may export the metrics for a while. The values are the same, and dashboards use the greatest.
+worker and every API process tries to lead. The leader queries the database every 10 to 60 seconds, and adds the answers
+to its /metrics. Other processes add nothing. So the metrics exist as long as any process lives. When the leader
+changes, two processes may export the metrics for a while. The values are the same, and dashboards use the greatest.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ async def query_all(
     silent. `kind_questions`: the questions that kinds of work add. `includes`: whether to ask the question with this
     name.
 
-    A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
-    first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
-    Raises the error that ended the round: a timeout, or an error of the connection.
+    Counts and leaves out a question that the database refuses, or whose values do not fit its statement, and the first
+    question that takes too long. A second timeout ends the round, because the database is then slow as a whole. Raises
+    the error that ended the round: a timeout, or an error of the connection.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -185,7 +185,7 @@ class Exporter(Collector):
         with QUERY_SECONDS.time():
             self._latest = await self._query_round(connection)
         pause = self._pauses.done(began_at)
-        self._fresh_until = monotonic() + 3 * pause  # after three pauses without a new round, they are too old
+        self._fresh_until = monotonic() + 3 * pause  # after three pauses without a new round, the answers are too old
 
     async def _query_round(self, primary: Connection) -> Rows:
         """The rows of one round. The questions that count work go to the standby, if it exists and keeps up."""
@@ -231,8 +231,8 @@ def families(rows: Rows, kind_questions: Sequence[Question] = ()) -> Iterator[Me
 
 
 def _metrics_of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """The metrics of a kind's question. If the kind's code fails, there are none, because the other metrics must reach
-    the scrape.
+    """The metrics of a kind's question. If the kind's code fails, the list is empty, because the other metrics must
+    still reach the scrape.
     """
     try:
         return list(question.to_metrics(rows))

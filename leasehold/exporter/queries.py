@@ -1,9 +1,9 @@
 """The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
-A count stops at a cap. So to count a million waiting tasks costs no more than ten thousand, and both mean the same to
-an operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap scan
-would first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an index
-only for a value that is constant during a statement.
+A count stops at a cap. So a million waiting tasks cost no more than ten thousand to count, and both numbers mean the
+same to an operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap
+scan would first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an
+index only for a value that is constant during a statement.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from leasehold.schedules.firing import DUTY as SCHEDULES
 
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
-#: The most leases that one round reads. The number is higher than the cap of a count, because any lease may have
-#: expired.
+#: The most leases that one round reads. It is higher than the cap of a count, because the index does not show which
+#: leases have expired: LEASES reads all leases up to this number.
 MAX_LEASES = 100_000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
@@ -73,8 +73,8 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: whether the platform may be the reason why the schedule `s` is late. If the last tick was refused, it is not: the
-# reason is, for example, a limit of the tenant or a broken template, so only the tenant can help.
+# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason if the last tick was
+# refused, for example because of a limit of the tenant or a broken template: then only the tenant can help.
 _IS_NOT_REFUSED = f"""NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
@@ -100,12 +100,12 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 """
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.
-# The answer counts them by the sort of limit (`limit`): the first word of the limit's key, because the rest names a
-# tenant's things. A job that waits at limits of two sorts counts at each. `ready_at`: until then the job waits for its
-# time, and not for the limit. A line is the waiting jobs of one limit, owner and priority. `tenant_id`: whose limit it
-# is. `owner`: the tenant of the job, because tenants may share a limit. `tenant` and `found` find the lines by a loose
-# index scan. The lines share the cap. The cap also bounds the number of lines: the statement takes the first line of
-# each tenant_id, then the second line of each, and so on. $1 the cap.
+# The answer counts them by the kind of the limit (`limit`): the first word of the limit's key, because the rest names a
+# tenant's things. A job that waits at limits of two kinds counts at each. Before `ready_at` a job waits for its time,
+# and not for the limit. A line is the waiting jobs of one limit (`tenant_id`, `key`), `owner` and `priority`.
+# `tenant_id`: the tenant that has the limit. `owner`: the tenant of the job, because tenants may share a limit.
+# `tenant` and `found` find the lines by a loose index scan. The lines share the cap. The cap also bounds the number of
+# lines: the statement takes the first line of each tenant_id, then the second line of each, and so on. $1 the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -144,10 +144,10 @@ FROM line CROSS JOIN share CROSS JOIN LATERAL (
 GROUP BY 1
 """
 
-# The tasks that wait for a worker with their code, by queue. Workers without the code have snoozed these tasks, so they
-# are not due, and QUEUES counts them as `later`. A row of `unknown_task` is void after the task's next claim, which
-# raises the epoch. The answer has at most 100 queues, those with the most such tasks first. A queue that workers serve
-# may be among them without such tasks. $1 the cap.
+# The tasks that wait for a worker with their code, by queue. A worker without the code snoozes such a task, and records
+# it in `unknown_task`. So the task is not due, and QUEUES counts it as `later`. The record is void after the task's
+# next claim, which raises the epoch. The answer has at most 100 queues. The queues with the most such tasks come first.
+# A queue that workers serve may have a row with no such tasks. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n

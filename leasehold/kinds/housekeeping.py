@@ -39,7 +39,7 @@ class HousekeepingContext:
 @dataclass(frozen=True, slots=True)
 class Tidying:
     """A duty that runs one statement a minute. The statement must find its rows by an index, and delete a bounded
-    number. If `statement` returns True, more rows may be due, and the next turn comes soon.
+    number. If `statement` returns True, more rows may be due, and the duty soon runs the statement again.
     """
 
     duty: str
@@ -77,10 +77,10 @@ class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a separate loop, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
-    enough. `after_expiry`: writes what must follow when the platform ends jobs whose deadline has passed. No step can
-    write it, because perhaps no worker claimed the job. `upload_too_large`: called for each upload whose object is too
-    large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store under which this kind
-    writes. Under these prefixes the platform ends multipart uploads whose writer has died.
+    enough. `after_expiry`: writes the kind's own rows when the platform ends jobs whose deadline has passed. No step
+    can write them, because perhaps no worker claimed the job. `upload_too_large`: called for each upload whose object
+    is too large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store under which this
+    kind writes. Under these prefixes the platform ends multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()

@@ -1,4 +1,4 @@
-"""The kinds of jobs for `/v1/jobs`, with the scopes that may read and change their jobs.
+"""The kinds of jobs for `/v1/jobs`, with the scopes that a key needs to read and to change their jobs.
 
 The module also has the hook `Kind.operations`. With this hook a kind of work adds its own part to cancels and retries,
 and lets people settle jobs whose outcome at another system is unknown.
@@ -24,7 +24,7 @@ from leasehold.settings import Settings
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.webhooks import ReportedJobs
 
-#: The scopes that may read and change runs.
+#: The scopes that a key needs to read and to change runs.
 RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 
@@ -57,8 +57,8 @@ AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[S
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 #: Called with (connection, job id, tenant, the step from which the job runs again; None: the failed one) in the
-#: transaction of a retry, which has made the job pending. Returns the other jobs that it has ended. Raises Conflict if
-#: the job may not run again now.
+#: transaction of a retry, after the retry has made the job pending. Returns the other jobs that the hook has ended.
+#: Raises Conflict if the job may not run again now.
 AfterRetry: TypeAlias = Callable[[Connection, UUID, str, str | None], Awaitable[Sequence[JobEnded]]]
 
 
@@ -76,13 +76,13 @@ class UnknownOrders:
     """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted the order.
     A person who finds the order in the other system lets the job adopt the order by its id.
 
-    `step`: the step that sends the order. It should need no other step: a retry from an earlier step would delete the
-    note of `step` (what its attempts store for later attempts), and `step` could order twice. `codes`: the error codes
-    of such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with
-    which `step` succeeds; another step must need `step`, and goes on with the value. `adoptable(opened, parameters)`
-    returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
-    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
-    tenants use this account, too, so only one job of all tenants can adopt such an order.
+    `step`: the step that sends the order. It should need no other step. Otherwise a retry from an earlier step would
+    delete the note of `step` (what its attempts store for later attempts), and `step` could order twice. `codes`: the
+    error codes of such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the
+    value with which `step` succeeds. Another step must need `step`: it continues with this value. `adoptable(opened,
+    parameters)` returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens`
+    has opened. `is_of_installation(parameters)` returns whether the job ordered with the installation's own account.
+    Jobs of other tenants use this account, too, so only one job of all tenants can adopt such an order.
     """
 
     step: str

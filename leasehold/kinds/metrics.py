@@ -25,7 +25,7 @@ class Question:
     The exporter runs all questions in one round every 10 to 60 s, and stops each statement after 3 s. So the statement
     must read a small index, never a table, and stop counting at CAP. If a statement is stopped or refused, or
     `to_metrics` raises, the exporter leaves out the metrics of this question only. But the second statement that is
-    stopped ends the round, and the exporter discards all answers of the round. It goes on with the answers of the round
+    stopped ends the round, and the exporter discards all answers of the round. It exports the answers of the round
     before, until these are too old. `name`: no other question of a kind or of the platform may have this name.
     """
 

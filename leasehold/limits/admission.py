@@ -6,8 +6,8 @@
 
 A submission is charged in the transaction that writes its jobs, so a refused or failed submission costs nothing. A
 repetition with the same idempotency key is not charged again. All submissions take their locks in the same order, so
-that they cannot deadlock: first the rows of the rates, before any write, and last a lock for the depth of each queue
-(how many tasks wait in it).
+that they cannot deadlock. They lock first the rows of the rates, before any write, and last the depth of each queue
+(how many tasks wait in the queue).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Admission:
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
     ) -> None:
-        """Check that one submission would pass now, and charge nothing. Call this before a long request body arrives.
+        """Check whether one submission would pass now. Charges nothing. Call this before a long request body arrives.
 
         Raises the same errors as `submitting`. Exception: a tenant that has exactly reached its bound on unfinished
         jobs passes, because the submission may have the dedupe key of an existing job.
@@ -169,8 +169,8 @@ class Admission:
         return _header_fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
     async def charge_upload(self, connection: Connection, payer: Payer, size: int = 0) -> dict[str, str]:
-        """As `charge`, for one upload that begins. `size`: the bytes that it stores now. 0: the client sends the
-        object to the store later, and its bytes count when the upload ends. Also raises TooMany `storage_full`.
+        """As `charge`, for one upload that begins. `size`: the bytes that it stores now. 0: the client sends the object
+        to the store later, and its bytes count when the upload ends. Also raises TooMany `storage_full`.
         """
         await self._usage.reserve(connection, payer.tenant_id, 0, size)
         return await self.charge(connection, payer, 1, "uploads")

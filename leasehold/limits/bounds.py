@@ -49,12 +49,13 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Take a lock: until the caller's transaction ends, no other transaction adds such a row for the tenant."""
+    """Take a lock: until the caller's transaction ends, no other transaction adds a row of `thing` for the tenant."""
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
 async def check_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
-    """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
+    """Check that the tenant has fewer than `at_most` rows in the table `thing`. The caller then inserts one row, in the
+    same transaction.
 
     Another transaction that adds such a row for this tenant waits until the caller's transaction ends. Raises Conflict
     `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`,

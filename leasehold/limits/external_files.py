@@ -103,9 +103,9 @@ async def announce(
     lease: Lease,
     files: Sequence[AnnouncedFile],
 ) -> list[str] | None:
-    """The keys to which the worker may upload the files for `upload_url_seconds`, in the order of `files`. None: the
-    lease is lost. Call this in a transaction that has locked the job (as `external.lock` does), because two calls at
-    once for the same file would conflict.
+    """Write a row of `upload` for each file. Returns the keys to which the worker may upload the files for
+    `upload_url_seconds`, in the order of `files`. None: the lease is lost. Call this in a transaction that has locked
+    the job (as `external.lock` does), because two calls at once for the same file would conflict.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.
     """
@@ -152,15 +152,15 @@ class Files:
         self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant
 
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[UploadedFile]) -> list[Output]:
-        """Read the files' bytes from the store, and return the files as outputs. No connection is held meanwhile.
+        """Read the files' bytes from the store, and return the files as outputs. Holds no connection while it reads.
 
-        If the lease is lost, nothing is read, and the result is empty: `complete` then reports the lost lease. Raises
+        If the lease is lost, reads nothing and returns an empty list: `complete` then reports the lost lease. Raises
         Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # Read the sizes before the lease: if the lease is valid afterwards, it was valid when they were read.
+            # Read the sizes before the lease: a lease that is valid at the second read was valid at the first.
             sizes = await _announced_sizes(connection, tenant_id, lease)
             prefix = await _prefix_of(connection, tenant_id, lease)
             if prefix is None:
@@ -215,7 +215,7 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> bool:
-    """Abandon files that were uploaded for an attempt, but not named when it ended; at most `limit`. Housekeeping then
+    """Abandon at most `limit` files that an attempt has announced, but has not named when it ended. Housekeeping then
     deletes their objects, also objects that arrive later. Returns whether more files may be due.
     """
     return row_count(await connection.execute(_GIVE_UP, limit)) >= limit

@@ -22,7 +22,7 @@ from leasehold.transitions.streams import StreamChunk
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of an external worker. `at`: seconds since 1970; None: now."""
+    """A log line of an external worker. `at`: seconds since 1970; None: now."""
 
     message: str
     level: str = "info"
@@ -82,9 +82,9 @@ _CHUNKS = _usage_sql("job_stream", "chunks", '{"cut": true}')
 async def log(
     connection: Connection, settings: Settings, lease: Lease, first: int, lines: Sequence[Line]
 ) -> StoredItems | None:
-    """Store lines of the attempt. `first`: the number of the first line within the attempt; of requests with the same
-    number, only the first is stored. Call this in a transaction that has locked the job (as `external.lock` does),
-    because two requests at once could otherwise exceed the bounds. None: the lease is lost.
+    """Store lines of the attempt. `first`: the number of the first of these lines within the attempt. A later request
+    with the same number is a repetition, and stores nothing. Call this in a transaction that has locked the job (as
+    `external.lock` does), because two requests at once could otherwise exceed the bounds. None: the lease is lost.
     """
     usage = await _read_usage(connection, _LINES, lease, first)
     if usage is None or usage.is_known or usage.cut:

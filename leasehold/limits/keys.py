@@ -39,10 +39,10 @@ async def make(
     cell: str = "",
     seed: bytes | None = None,
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: counts by
-    the database's clock, from now; None: the key has no end. `cell`: the name of the cell that makes the key (one of
-    several installations, each with tenants of its own); empty: there is only one installation. `seed`: a secret from
-    which a repetition makes the same key again; None: the key is random.
+    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: from now,
+    by the database's clock; None: the key has no end. `cell`: the name of the cell that makes the key (one of several
+    installations, each with tenants of its own); empty: there is only one installation. `seed`: a secret from which a
+    repetition makes the same key again; None: the key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """

@@ -67,7 +67,7 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 # because an OpenID provider may give an old address to a new person. Then the login of the person who signs in later
 # gets a suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5`
 # if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing
-# row: $1 is new at each sign-in, so the login would change each time.
+# row. With a suffix from $1, which is new at each sign-in, the login would change each time.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -115,7 +115,7 @@ DELETE FROM person WHERE id IN (
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change by an admin. None: no change. `role`: the role to set; "provider" removes the role that an admin has
-    set, and the groups decide again.
+    set, so that the scopes of the groups count again.
     """
 
     role: Role | Literal["provider"] | None = None
@@ -147,7 +147,7 @@ async def record_sign_in(
     other tenants the person loses the scopes, and the person's sessions end. `max_people`: the most people of a tenant.
 
     If a tenant has no room, a new person gets no row there, but gets the rows of the other tenants. Raises Conflict
-    `too_many_people`, after the commit, if the person has got no row at all.
+    `too_many_people`, after the commit, if this sign-in has written no row.
     """
     issuer, subject = identity.issuer, identity.subject
     rows: list[Row] = []

@@ -1,7 +1,7 @@
-"""Rate limits that all processes share, by the algorithm GCRA: one row for each key, one guarded statement a request.
+"""Rate limits that all processes share, by the algorithm GCRA: one row for each key, one statement for each request.
 
 The admission of jobs and some endpoints charge these rates. Each request adds a debt to its key. The debt is a number
-of seconds, and gets smaller by one each second.
+of seconds, and falls by one each second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, and then the uploads of a tenant can begin only one after another. Far from the tenant's
-bound no exact count is needed: the process counts without a lock, remembers the count for a moment, and adds each new
-upload to it.
+An exact count needs a lock, for which the tenant's other uploads must wait. Far from the tenant's bound an estimate is
+enough: the process counts without a lock, remembers the count for a moment, and adds each new upload to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
 A client sends an object directly to the store, and the API does not see the transfer. So each key that a client may
-write to has a row before it has an object. Housekeeping inspects the keys in the store (`inspect`). A row stays as long
-as a transfer that began before the URL expired may still arrive.
+write to has a row in `upload` before it has an object. Housekeeping inspects the keys in the store (`inspect`). A row
+stays as long as a transfer that began before the URL expired may still arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
 
-#: The name of the duty (a maintenance loop) that inspects uploads. The quarantine sets aside its uploads that failed.
+#: The name of the duty (a maintenance loop) that inspects uploads. Uploads that it cannot inspect are set aside in the
+#: quarantine under this name.
 UPLOADS = "uploads"
 #: Seconds between two inspections of an object that may still change.
 INSPECTION_SECONDS = 60
@@ -43,10 +44,12 @@ _LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS_PREFIX = "jobs/"
 
-# $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
-# client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
-# exactly $3 bytes, $9 and $10 task and epoch of an external worker's attempt (NULL: none). The upload ends with the
-# attempt.
+# Columns of `upload`. `most`: the size of the largest object that may stay. `writable_until`: the end of the URL.
+# `look_at`: the next inspection. `forget_at`: no transfer can arrive after this time.
+#
+# $1 key, $2 tenant, $3 the bytes that count, $4 `most`, $5 seconds for which the client may begin to send, $6 seconds
+# until the first inspection, $7 the slowest transfer, $8 whether the store accepts exactly $3 bytes, $9 and $10 task
+# and epoch of an external worker's attempt (NULL: none). The upload ends with the attempt.
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -54,8 +57,8 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# $1 key, $2 tenant, $3 the size of the largest object that may stay, $4 the grace after the end of the URL. If `most`
-# is -1, housekeeping deletes any object at the key: immediately, and again after the last possible transfer.
+# $1 key, $2 tenant, $3 a bound that lowers `most`, $4 the grace after the end of the URL. If `most` is -1, housekeeping
+# deletes any object at the key: immediately, and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
@@ -147,6 +150,7 @@ async def open_upload(
     if not await room.reserve(connection, tenant_id, size):
         used_bytes = await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
         room.add_exactly(tenant_id, used_bytes, size)
+    # After the URL's end: an exact upload cannot be too large, and below a prefix the client may still send.
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
@@ -225,10 +229,10 @@ Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
 async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_large: OnTooLarge) -> None:
-    """Read the size of the object that a client may have sent, and delete an object that is too large. The row is
-    deleted once no transfer can arrive any more, and no attempt of an external worker waits for the object.
+    """Read the size of the object that a client may have sent, and delete an object that is too large. Delete the row
+    once no transfer can arrive any more, and no attempt of an external worker waits for the object.
 
-    No connection is held while the store is called.
+    Holds no connection while it calls the store.
     """
     if upload.key.endswith("/"):
         await _remove_prefix(connections, store, upload)
@@ -245,6 +249,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         size = 0
     async with connections() as connection:
         if upload.transfers_over:
+            # At most one of the two statements finds the row.
             await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, size)
             await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id, upload.at_most)
         else:
@@ -256,8 +261,9 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
     """Delete the objects of an upload below a prefix. The upload still has a row: the process that received the objects
-    has died, or is about to write their job. So the upload is closed first. Then `keep_prefix` finds it closed, and the
-    job is not written. Or `keep_prefix` came first: then there is no row, the objects belong to a job, and stay.
+    has died, or is about to write their job. So this function closes the upload first. Then `keep_prefix` finds the
+    upload closed, and the job is not written. If `keep_prefix` came first, there is no row: the objects belong to a
+    job, and stay.
     """
     async with connections() as connection:
         if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):

@@ -2,11 +2,11 @@
 
 A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
 that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. The process adds to
-each count the jobs that it has admitted recently, because their transactions may not be committed yet, and then the
-count lacks them.
+each count the jobs that it has admitted recently: if their transactions were not committed yet, the count lacks these
+jobs.
 
-Near the bound on jobs, a remembered count is not enough. There the process counts the tenant's unfinished jobs at each
-submission, and again after the write, under a lock.
+Near the bound on jobs, a remembered count is not exact enough. There the process counts the tenant's unfinished jobs at
+each submission, and again after the write, under a lock.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Distinguishes a damaged picture from a lack of memory and from errors of the system, while Pillow decodes it. The
-media steps use this module. Conversions use it for their reference images.
+"""Distinguishes, while Pillow decodes a picture, a damaged picture from a lack of memory and from errors of the system.
+The media steps use this module. Conversions use it for their reference images.
 """
 
 from __future__ import annotations

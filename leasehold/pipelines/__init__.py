@@ -31,8 +31,8 @@ RESERVED_NAMES = frozenset(
 ) | {noop.name, demo_long_task.name}
 
 #: The queues of the shipped kinds. No step of a tenant's template may run in one of these queues: the step would take
-#: the slots that deliveries, bulk operations or conversions of all tenants need. The steps that external workers do
-#: have separate queues.
+#: the slots that deliveries, bulk operations or conversions of all tenants need. Steps of external workers have
+#: separate queues.
 RESERVED_QUEUES = frozenset(
     step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for pipeline in kind.pipelines for step in pipeline.steps
 )
@@ -58,9 +58,9 @@ def _with_installed(pipelines: Pipelines) -> Pipelines:
 
 
 def with_demonstrations() -> Pipelines:
-    """The pipelines of `shipped`, and two that demonstrate or measure the platform. Only `leasehold dev`, the demo and
-    benchmarks have these two, because a client could keep workers busy with them for hours. The kind MEDIA is left out
-    if the extra `media` is not installed: a worker could not load its handlers, and would end.
+    """The pipelines of `shipped`, and two pipelines that demonstrate or measure the platform. Only `leasehold dev`, the
+    demo and benchmarks have these two, because a client could keep workers busy with them for hours. The kind MEDIA is
+    left out if the extra `media` is not installed: a worker could not load its handlers, and would end.
     """
     pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)

@@ -1,5 +1,5 @@
-"""The duties of the leading worker for conversions. The worker undoes the copies of promotions whose API process died,
-and remembers for a while that a deleted conversion existed.
+"""The duties of the leading worker for conversions. To promote a conversion is to copy its artifacts to a bucket or
+file service. The worker undoes promotions whose API process died. It also remembers deleted conversions for a while.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Busy(Exception):
 @dataclass(frozen=True, slots=True)
 class NewConversion:
     """A conversion to write. The job's exclusive_key is the user: a unique index allows one unfinished job for each
-    key. `owner_tenant`: the client's own `tenant_id`. The API only returns it: rights follow from the job's tenant.
-    `input`: what the client sent, as the API shows it.
+    key. `owner_tenant`: the client's own `tenant_id`. It grants nothing: rights follow from the job's tenant. `input`:
+    what the client sent, as the API shows it.
     """
 
     job: NewJob

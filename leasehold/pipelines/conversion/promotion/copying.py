@@ -1,5 +1,5 @@
-"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none. If a call fails or
-its process dies, undoes the call's copies.
+"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none. If a call fails, or
+its process dies, this module undoes the call's copies.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
 passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither `Promoter` nor
@@ -136,7 +136,7 @@ class Promoter:
             await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
         try:
             was_created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
-        except Conflict:  # somebody else has created an object at the key since `existing` was asked
+        except Conflict:  # somebody else has created an object at the key since the call of `existing`
             self._foreign_keys.add(copy.key)
             raise
         if was_created and not known_absent:
@@ -165,7 +165,7 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                # Repeat until PostgreSQL answers. While the records still name the foreign keys, a worker that undoes
+                # Repeat until PostgreSQL answers. While the records still name `_foreign_keys`, a worker that undoes
                 # the call later could remove the objects of others.
                 if self._foreign_keys:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
@@ -176,7 +176,7 @@ class Promoter:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
     async def _release_foreign(self, call: PromoteCall) -> None:
-        """Delete this call's records of intent for the foreign keys."""
+        """Delete this call's records of intent for `_foreign_keys`."""
         async with self._connections() as connection:
             for key in self._foreign_keys:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
@@ -219,8 +219,8 @@ class Promoter:
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
     """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
 
-    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). After that time, the next call of this function
-    tries the keys again that could not be undone.
+    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). If a key could not be undone, a call of this
+    function after that time tries it again.
     """
     if not is_configured(settings):
         return 0

@@ -2,7 +2,7 @@
 is one request to the promote endpoint. It copies a job's artifacts to the target: a bucket or an HTTP file service.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-These rows name the objects to remove and to restore, so the leading worker (elected for maintenance) can undo a call
+So the rows name the objects to remove and to restore, and the leading worker (elected for maintenance) can undo a call
 whose process died.
 
 Columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: when this call counts as dead.
@@ -90,7 +90,8 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING promoting_until
 """
 # The statement claims the rows in the order of their keys, so that two calls never deadlock. It claims an existing row
-# only if the tenant owns the key, no call has claimed the key, and its object may be replaced ($5: such keys).
+# only if the tenant owns the key, no call has claimed the key, and its object may be replaced. $5: the keys whose
+# objects may be replaced.
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)
@@ -138,8 +139,8 @@ _RELEASE_KEY = f"""
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
 # The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
-# could promote a job at the same time, and the worker would remove the new object. A job that is deleted or promoted
-# needs no claim: no new call can begin for it. $1: the seconds of the hold; $2: the largest number of keys.
+# could promote a job at the same time, and the worker would remove the new call's object. A job that is deleted or
+# promoted needs no claim: no new call can begin for it. $1: the seconds of the hold; $2: the largest number of keys.
 _CLAIM_DEAD = """
 -- promotion_dead
 WITH dead_keys AS MATERIALIZED (
@@ -264,13 +265,13 @@ async def record_undone(connection: Connection, change: KeyChange) -> None:
 
 async def give_up(connection: Connection, call: PromoteCall) -> None:
     """End the call's claim of the job, so that another call can claim the job. If the call has lost its claim already,
-    because it or its worker was frozen, this function changes nothing.
+    because its process was frozen too long, this function changes nothing.
     """
     await connection.execute(_GIVE_UP, call.job_id, call.tenant_id, call.claimed_until)
 
 
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
-    """The keys that the call has claimed, and what it has done at each so far. Empty if the call has finished: the
+    """The keys that the call has claimed, and what it may have done at each so far. Empty if the call has finished: the
     statement waits for a COMMIT of `finish` that is still under way.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))

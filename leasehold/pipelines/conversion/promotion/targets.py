@@ -55,8 +55,8 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        True: if the object has to be removed, the target can tell whether this call wrote it. False: it cannot, because
-        it does not report whether it created or replaced the object. Raises Conflict `target_exists`, and changes
+        True: an undo may call `remove`, because the target has created the object, or `remove` recognises an object of
+        another call. False: the target may have replaced an object. Raises Conflict `target_exists`, and changes
         nothing, if an object lies at the key.
         """
 
@@ -163,7 +163,7 @@ class _Bucket:
         *,
         only_new: bool = False,
     ) -> None:
-        """Copy the object `source` to the key `destination`. `target_key`: the key at the target, which errors name: a
+        """Copy the object `source` to the key `destination`. `target_key`: the key at the target, for errors, because a
         client does not know the keys of the installation's store. `size`: refuse a copy of another size; None: any size
         is right. `call_id` "": the object names no call. `only_new`: raises PutRefused if `destination` holds an
         object.
@@ -198,11 +198,11 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`. If there
-    is neither, a request has none. `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this
-    header replaces it, and `DELETE` removes it. A service may lack `HEAD`. A service without `GET` cannot have an
-    object replaced, because `back_up` first downloads the old object. A service at a private address is refused, unless
-    a setting allows its network.
+    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`. Without
+    both, a request has no token. `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this
+    header replaces it, and `DELETE` removes it. A service may lack `HEAD`. At a service without `GET` no object can be
+    replaced, because `back_up` first downloads the old object. A service at a private address is refused, unless a
+    setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -309,7 +309,7 @@ class _FileService:
     async def _ask_once(
         self, method: str, key: str, request_headers: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
     ) -> Answer:
-        # Without empty headers: `restore` has no call, so its `X-Request-Id` is empty.
+        # Empty headers are left out: `restore` belongs to no call, so its `X-Request-Id` is empty.
         headers = {name: value for name, value in {**await self._authorization(), **request_headers}.items() if value}
         body = b"" if content is None else content()
         try:

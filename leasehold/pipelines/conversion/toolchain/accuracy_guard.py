@@ -13,8 +13,8 @@ from typing import Any
 
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
 
-#: The guard keeps no layer in float if both models give the same top-1 answer to this share of the samples: one point
-#: of a hundred may be lost.
+#: The guard's goal: both models give the same top-1 answer to this share of the samples, so one answer of a hundred may
+#: differ. Once the goal is reached, no more layers become float.
 GOAL = 0.99
 #: At most this many layers become float. A model that needs more is better used in float as a whole.
 MAX_FLOAT_LAYERS = 64
@@ -50,8 +50,8 @@ def guard(
     """Keep layers in float until the agreement reaches GOAL, or until no further layer may become float.
 
     `agreement`: of the model that is int8 as a whole. `find_layers`: the layers of the model that was made last, the
-    noisiest first; it is called only below the goal. `quantise_again`: makes the model with these layers in float, and
-    returns its agreement.
+    noisiest first; `guard` calls it only below the goal. `quantise_again`: makes the model with these layers in float,
+    and returns its agreement.
     """
     before, float_layers = agreement, list[NoisyLayer]()
     while agreement < GOAL and len(float_layers) < MAX_FLOAT_LAYERS:
@@ -60,6 +60,7 @@ def guard(
         candidates = [layer for layer in find_layers() if layer.added > 0 and layer.name not in names]
         if not candidates:
             break
+        # One layer, then as many again as there are.
         more = min(max(len(float_layers), 1), MAX_FLOAT_LAYERS - len(float_layers))
         float_layers += candidates[:more]
         agreement = quantise_again(float_layers)

@@ -19,7 +19,7 @@ ONNX_REPORT, BIE_REPORT, REPORT = "output/onnx-report.json", "output/bie-report.
 
 
 def report_progress(work: Work, percent: float, summary: str) -> None:
-    """Record how far the step is. Raises if the job was cancelled, so a step calls this often."""
+    """Record how far the step is. Raises Cancelled if the job was cancelled, so a step calls this often."""
     work.progress(percent, summary)
     work.checkpoint()
 

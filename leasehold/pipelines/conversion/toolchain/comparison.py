@@ -14,7 +14,7 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-#: The SNR that is reported for equal outputs, whose true SNR is infinite. For an infinite difference: -_MAX_DB.
+#: Reported as the SNR (signal-to-noise ratio) of equal outputs, instead of infinity. Infinite difference: -_MAX_DB.
 _MAX_DB = 200.0
 #: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
 LARGEST_FLOAT = sys.float_info.max
@@ -22,7 +22,7 @@ _TIMED_RUNS = 5
 
 
 class Comparison:
-    """Compares two models, sample by sample: the answers to all samples together may need more memory than a step has.
+    """Compares two models, sample by sample, because the answers to all samples may need more memory than a step has.
 
     For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1). The
     first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different

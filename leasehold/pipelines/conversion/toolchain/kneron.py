@@ -2,8 +2,8 @@
 vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
 
 **The package exists only in the vendor's container image.** So the tests run only against a double that records the
-documented calls. The vendor's tools start programs of their own. So in a worker of such an image, configure the sandbox
-(what confines the worker's child processes) to allow them.
+documented calls. The vendor's tools start other programs. So in a worker of such an image, configure the sandbox (what
+confines the worker's child processes) to allow these programs.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
-#: noise is a larger share of the signal. So their outputs are measured. The report then names the layer before them,
-#: but only if that layer's own output was not measured.
+#: noise is a larger share of the signal. So their outputs are measured. Their noise counts as the noise of the layer
+#: before them, if that layer's own output was not measured.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
@@ -149,6 +149,7 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLay
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
         layer: onnx.NodeProto | None = node
         if node.op_type in _MOVING_OPERATORS | _WITHOUT_WEIGHTS:
+            # None: the output of the layer before is measured, or there is no such layer.
             layer = next((unmeasured[name] for name in node.input if name in unmeasured), None)
         for name in node.output:
             noise_of[name] = noise.get(name, input_noise)

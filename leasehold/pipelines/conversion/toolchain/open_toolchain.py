@@ -1,6 +1,6 @@
 """The steps of the open toolchain: they convert a model for Kneron's chips. They need only onnx, onnxslim and
-onnxruntime, so they run on any machine. Kneron's own toolchain does not. Two names are Kneron's: BIE for the int8
-model, NEF for the package.
+onnxruntime, so they run on any machine. (Kneron's own toolchain needs Kneron's container image.) Two names are
+Kneron's: BIE for the int8 model, NEF for the package.
 
 For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
 into a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path,
@@ -191,7 +191,7 @@ class _BothModels:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
     def agreement(self) -> float:
-        """Of each output, the share of the samples to which both models give the same top-1 answer: the smallest."""
+        """The share of the samples with equal top-1 answers of both models. With several outputs, the smallest."""
         return min(output["top1_agreement"] for output in self.comparison.figures().values())
 
     def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:

@@ -59,7 +59,7 @@ def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         converted: onnx.ModelProto = version_converter.convert_version(model, opset)
     except MemoryError:
         raise
-    except Exception as error:  # the converter raises whatever its C++ threw
+    except Exception as error:  # the converter's C++ code may raise any error
         raise refusals.opset_not_convertible(opset, str(error).partition("\n")[0]) from error
     return converted
 
@@ -80,7 +80,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def trial_answers(original: Path, seed: int) -> list[tuple[Tensors, Tensors]]:
-    """Random inputs with the original model's answers. onnxruntime runs the model without further optimisations."""
+    """Random inputs with the original model's answers. onnxruntime runs the model without its own optimisations."""
     model, rng = Runnable(original, optimised=False), np.random.default_rng(seed)
     inputs = [model.random_input(rng) for _ in range(_TRIALS)]
     return [(trial, model.run(trial)) for trial in inputs]
@@ -99,8 +99,8 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
 
 
 def _relative_difference(original: Tensors, optimised: Tensors) -> float:
-    """The largest relative difference between the answers to one input. Infinite if names, shapes, NaN or infinite
-    values differ.
+    """The largest relative difference between the answers to one input. Infinite if the outputs' names or shapes, or
+    their NaN or infinite values, differ.
     """
     if original.keys() != optimised.keys():
         return float("inf")

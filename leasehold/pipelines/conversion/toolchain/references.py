@@ -21,8 +21,8 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED_SAMPLES = 16
-#: Samples stay in memory up to this many bytes. Each pass makes the others again. 100 images fit in, for an input of
-#: 3 x 640 x 640.
+#: At most this many bytes of samples stay in memory: for an input of 3 x 640 x 640, the samples of 100 images fit. Each
+#: pass makes the other samples again.
 _KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
@@ -80,6 +80,7 @@ def samples(
             if number >= first:
                 yield sample
 
+    # `or` tests the length: without images, the first Samples is empty.
     return Samples(from_pictures, "reference images") or Samples(generated, "generated")
 
 
