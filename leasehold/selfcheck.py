@@ -1,7 +1,8 @@
 """Checks what PostgreSQL, the broker and the store can guarantee. A worker runs the checks when it starts, and
 `leasehold doctor` runs them on demand.
 
-Each check returns findings: the state of a part, and what this state means for the platform's guarantees.
+Each check returns findings: the state of one part of the installation, and what this state means for the platform's
+guarantees.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ OLDEST_POSTGRES = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a `part` (database, broker, store, ...). `ok` is False if a guarantee does not hold
-    until an operator acts. `found`: the state of the part. `meaning`: what this state means for the guarantees.
+    """The result of one check of a `part` (database, broker, store, ...). `ok` is False if a guarantee does not hold,
+    and an operator must act. `found`: the state of the part. `meaning`: what this state means for the guarantees.
     """
 
     part: str
@@ -120,9 +121,9 @@ _STANDBY_HAS = {
 def _check_replication(
     standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None, *, reads_tail: bool
 ) -> Finding:
-    """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the WAL
-    that the most advanced standby does not have yet; None: there is no standby, or this role may not read the number.
-    `reads_tail`: this role may read it.
+    """Find what a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the
+    WAL that the most advanced standby does not have yet; None: there is no standby, or this role may not read the
+    number. `reads_tail`: this role may read it.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit

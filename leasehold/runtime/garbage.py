@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-#: Python collects the youngest generation after this many new objects. Its default of 700 is too small, because one
-#: batch of claims makes thousands of objects. Garbage that waits for a collection takes a few megabytes.
+#: Python collects the youngest generation after this many new objects. Its default (700 in Python 3.11) is too small,
+#: because one batch of claims makes thousands of objects. Garbage that waits for a collection takes a few megabytes.
 _YOUNG = 20_000
 #: After this many collections of a generation, Python also collects the next older generation.
 _OLDER = 20
@@ -20,8 +20,8 @@ def collect_rarely() -> None:
 def freeze_loaded() -> None:
     """Exclude all objects that exist now from later collections. Call it when the process has imported its modules.
 
-    Without it a worker spent a fifth of its time on collections: each scrape of its metrics made Python scan all
-    imported modules.
+    Without this call, a worker spent a fifth of its time on collections: each scrape of its metrics made Python scan
+    all imported modules.
     """
     gc.collect()
     gc.freeze()

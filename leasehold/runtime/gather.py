@@ -45,8 +45,8 @@ def being_cancelled() -> bool:
 def check_not_cancelled() -> None:
     """Raises CancelledError if somebody has cancelled the current task.
 
-    A loop that goes on after errors calls this function after each of them, because a library may have turned the
-    cancel into another error. Then the loop would never end.
+    A loop that goes on after errors calls this function after each error, because a library may have turned the cancel
+    into that error. Without this check such a loop would never end.
     """
     if being_cancelled():
         raise asyncio.CancelledError

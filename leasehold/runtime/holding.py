@@ -60,7 +60,7 @@ def check_nothing_held(to: str) -> None:
 
 
 def _held_connections() -> tuple[_BorrowedConnection, ...]:
-    """The connections that this task has borrowed and not released. A released proxy has no `_con`. No
-    public attribute of asyncpg shows that.
+    """The connections that this task has borrowed and not released. A released proxy has no `_con`; no public attribute
+    of asyncpg shows the release.
     """
     return tuple(proxy for proxy in _borrowed.get() if getattr(proxy, "_con", None) is not None)

@@ -1,4 +1,4 @@
-"""Where Python finds modules, for the processes that this process starts: they must find the same code."""
+"""Lists where Python finds modules, so that the processes that this process starts find the same code."""
 
 from __future__ import annotations
 

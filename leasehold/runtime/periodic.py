@@ -1,7 +1,7 @@
 """Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
 
-A turn of the duty can fail in two ways. Neither ends the loop: the turn is tried again after growing pauses. If
-PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
+A turn (one execution of the work) can fail in two ways. Neither ends the loop: the next turn comes after growing
+pauses. If PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
 (telemetry/outages.py). Any other error is counted, and is logged with its traceback once.
 """
 
@@ -103,7 +103,7 @@ class Periodic:
         """Count a failure. Returns whether a log line about it is due."""
         now = self._clock()
         self._failures += 1
-        if not self._logged_kinds:
+        if not self._logged_kinds:  # the first failure after a success
             self._failing_since = now
         elif now - self._logged_at < _REMINDER_SECONDS:
             return False

@@ -19,8 +19,8 @@ from leasehold.transitions.quarantine import not_in, run_unit
 
 log = structlog.get_logger(__name__)
 
-#: The name of this duty in the table `quarantine`. Its units are the apps whose schedules could not be written, until
-#: they are tried again.
+#: The name of this duty (maintenance work of a worker) in the table `quarantine`. The table has the apps whose
+#: schedules could not be written, until a worker tries them again.
 DUTY = counted("declared_schedules")
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
@@ -66,14 +66,14 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 async def reconcile_apps(
     connection: Connection, tenant_id: str, declared_by_app: Mapping[str, Sequence[DeclaredSchedule]]
 ) -> list[str]:
-    """`reconcile` each app, except the apps in quarantine. Returns the apps whose schedules were written. If the
+    """Call `reconcile` for each app that is not in quarantine. Returns the apps whose schedules were written. If the
     schedules of one app cannot be written, all other schedules of the installation still fire.
     """
     done = []
     for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
         app: str = row["app"]
         write = partial(reconcile, connection, tenant_id, app, declared_by_app[app])
-        if await run_unit(connection, DUTY, app, write) is not None:
+        if await run_unit(connection, DUTY, app, write) is not None:  # None: it failed; the app is in quarantine now
             done.append(app)
     return done
 

@@ -38,21 +38,21 @@ ON_TIME = timedelta(seconds=60)
 #: later ticks.
 MAX_TICKS = 100
 
-#: The longest time for which a run is kept only because its schedule must count it. It is also the longest that the
-#: settings allow.
+#: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
+#: `retention_days` has the same maximum.
 _LONGEST_COUNT = timedelta(days=3650)
 
-#: A template with the parameters of its runs, or the error that prevents them.
+#: A template with the parameters of its runs; or an error, if the schedule can have no run.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
 #: The name of this duty (a maintenance loop) in the table `quarantine`. The table has the schedules that could not be
-#: fired, until they are tried again. `not_in` leaves them out.
+#: fired, until a worker tries them again. The condition `not_in` leaves them out.
 DUTY = counted("schedules")
 
-#: SQL: this process may fire the schedule. It may if it has the code of the schedule's template ($2: the pipelines of
-#: this process). It may also if no worker has that code: then a tenant wrote the template, or the template does not
-#: exist. Exception: a schedule that an app declares waits for a process with its code. `worker.handlers` names the code
-#: of a worker: `pipeline.step` for each step.
+#: SQL condition: this process may fire the schedule. It may if it has the code of the schedule's template ($2: the
+#: pipelines of this process). It may also if no worker has that code: then a tenant wrote the template, or the template
+#: does not exist. Exception: a schedule that an app declares waits for a process with the app's code. `worker.handlers`
+#: names the code of a worker: `pipeline.step` for each step.
 _CAN_FIRE = """(template = ANY($2::text[]) OR (declared_by IS NULL AND template <> ALL(ARRAY(
     SELECT DISTINCT regexp_replace(h.name, '\\.[^.]*$', '') FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
     WHERE w.present AND NOT w.draining))))"""
@@ -74,7 +74,7 @@ WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
-# Schedules with a buffered tick (overlap policy `buffer_one`) whose earlier runs have ended by now.
+# Finds the schedules that have a buffered tick (overlap policy `buffer_one`) and no unfinished run.
 _FIND_BUFFERED = f"""
 -- schedules_buffered
 SELECT s.id FROM schedule s
@@ -96,9 +96,9 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
-# $3: whether the refusal counts as a failure of the schedule: an error of the firing itself, or a run that is refused
-# as Invalid. Other refusals may end without a change of the schedule. $4: `failures` before this firing, which adds at
-# most one: the ticks of one firing are refused for the same reason. Null: as the row has it.
+# $3: whether the refusal counts in `failures`. An error of the firing itself counts, and so does a run that is refused
+# as Invalid. Other refusals do not count, because they may end without a change of the schedule. $4: `failures` before
+# this firing. One firing adds at most 1, because its ticks are refused for the same reason. Null: add 1 in any case.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2,
@@ -132,8 +132,8 @@ async def fire_due(
 
     If a schedule cannot be fired, its `last_error` has the reason, and the firing is tried again after growing pauses.
     After `pause_after` such failures in a row, the schedule is paused. `admission` charges each run to the tenant;
-    None: nothing is charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way. The
-    schedule is never paused because of such refusals. When the tick is older than ON_TIME, it counts as a missed tick.
+    None: nothing is charged. If `admission` refuses a tick, the tick stays due, and a later call tries it again. Such
+    refusals never pause the schedule. When the tick is older than ON_TIME, it counts as a missed tick.
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
@@ -165,7 +165,10 @@ async def fire_due(
             schedule_id = row["id"]
             work = partial(fire, schedule_id)
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
+            # None: the firing failed, and the schedule is in quarantine now.
             created_runs += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
+    # If `fired` is empty, other workers fire the schedules that were found, or have just fired them: they find the
+    # rest.
     return created_runs, is_full and bool(fired)
 
 
@@ -215,11 +218,13 @@ async def _fire(
     if ticks := _ticks_to_run(schedule, due_ticks, has_more=has_more):
         prepared = await prepare(connection, templates, schedule)
         created_runs, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
+    # If more ticks are due, the next firing begins with the first tick that this firing left.
     continue_after = due_ticks[-1] if has_more else schedule["now"]
     next_run_at = refused_tick or cron.next_after(schedule["cron"], schedule["timezone"], continue_after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", schedule["id"], next_run_at
     )
+    # `_record_refusal` has raised `failures` if this firing refused a run as Invalid.
     if failures >= pause_after:
         await _pause(connection, schedule["id"], f"{failures} firings in a row were refused", "refused")
     return created_runs
@@ -296,7 +301,7 @@ async def _submit_by_overlap(
     admission: Admission | None,
 ) -> list[CreatedRun]:
     """Submit the run of one tick, if the overlap policy allows it. The policy matters while an older run of the
-    schedule is unfinished. `skip` drops the tick. `buffer_one` keeps the first such tick for later. `cancel_other`
+    schedule is unfinished. `skip` drops the tick. `buffer_one` keeps one tick, the first, for later. `cancel_other`
     cancels the older runs. If the new run is refused, no older run is cancelled.
 
     Raises TooMany and Unavailable. The caller must then roll back.
@@ -317,7 +322,8 @@ async def _submit_by_overlap(
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
             if to_cancel and admission is not None:
-                # As in every submission, the rates are locked before the jobs. A charge of 0 only locks the rates.
+                # Lock the rates before the jobs, as every submission does. A charge of 0 locks the rates and charges
+                # nothing.
                 await admission.charge(connection, Payer(schedule["tenant_id"]), 0)
             if to_cancel:
                 await runs.lock_limits(connection, _new_run(prepared, schedule, tick, keep_seconds))
@@ -334,7 +340,7 @@ async def _submit_by_overlap(
         replace(
             created,
             limits=[*created.limits, *limit_names],
-            departed=[*created.departed, *to_cancel],  # the runs that leave their places in the limits
+            departed=[*created.departed, *to_cancel],  # if they have ended, they make room in the limits
             ended=[*created.ended, *ended],
         )
     ]
@@ -349,7 +355,7 @@ async def _cancel(
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)
-    # `by`: the history names the overlap policy as the one who cancels.
+    # `by`: the history names the overlap policy as the canceller.
     cancellation = await jobs.request_cancel(
         connection, run_ids, schedule["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
     )
@@ -364,7 +370,7 @@ async def _submit_charged(
     keep_seconds: int,
     admission: Admission | None,
 ) -> CreatedRun | None:
-    """Submit the run and charge the tenant for it. None: the tick has its run already. Raises RequestError."""
+    """Submit the run and charge the tenant. Returns None if the tick has its run already. Raises RequestError."""
     if admission is None:
         return await _submit(connection, prepared, schedule, tick, keep_seconds)
     payer = Payer(schedule["tenant_id"])
@@ -378,7 +384,6 @@ async def _submit_charged(
 
 
 async def _unfinished_runs(connection: Connection, schedule_id: UUID) -> list[UUID]:
-    """The unfinished runs of the schedule."""
     rows = await connection.fetch(
         "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id"
         f" WHERE r.schedule_id = $1 AND {unindexed('j.finished_at IS NULL')}",
@@ -388,7 +393,7 @@ async def _unfinished_runs(connection: Connection, schedule_id: UUID) -> list[UU
 
 
 async def prepare(connection: Connection, templates: Templates, schedule: Any) -> Prepared:
-    """The template and parameters of the schedule's runs, or the error that prevents them.
+    """The template and parameters of the schedule's runs; or an error, if the schedule can have no run.
 
     Raises TooMany and Unavailable when the payload cannot be checked now: the tick stays due.
     """
@@ -417,8 +422,8 @@ async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence
 async def submit_now(
     connection: Connection, prepared: Prepared, schedule: Any, tick: datetime | None, keep_seconds: int
 ) -> CreatedRun | None:
-    """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused. After a
-    refusal, the schedule's `last_error` has the reason.
+    """Submit a run of the schedule now, for `tick` or for no tick. Returns None if the tick has its run already, or if
+    the run was refused. After a refusal, the schedule's `last_error` has the reason.
     """
     try:
         if isinstance(prepared, RequestError):
@@ -436,7 +441,7 @@ async def _submit(
     tick: datetime | None,
     keep_seconds: int,
 ) -> CreatedRun | None:
-    """Submit the run. None: the tick has its run already. Raises RequestError."""
+    """Submit the run. Returns None if the tick has its run already. Raises RequestError."""
     try:
         async with connection.transaction():
             created = await runs.create(connection, _new_run(prepared, schedule, tick, keep_seconds))
@@ -479,7 +484,7 @@ def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_cou
     ended runs. In this time `runs_to_count` + 1 ticks pass: one tick may start no run, because the run before it is
     still under way. At most _LONGEST_COUNT.
 
-    0: the cron expression is not valid any more. The schedule does not fire again before somebody changes it.
+    Returns 0 if the cron expression is not valid any more: the schedule does not fire again before somebody changes it.
     """
     try:
         ticks = cron.between(expression, timezone, now, now + _LONGEST_COUNT, runs_to_count + 1)

@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 
 #: The name of a cell. It is a part of the API keys that the cell makes.
 CELL = re.compile(r"[a-z0-9]{1,11}")
-#: The largest map: that of about a million tenants.
+#: The largest accepted map: it has room for about a million tenants.
 MAX_MAP_BYTES = 64 * 1024 * 1024
 
 
@@ -93,7 +93,7 @@ class Cells:
 
     @property
     def map(self) -> CellMap:
-        self._file.get_secret_value()  # reads a changed file
+        self._file.get_secret_value()  # calls `_read_again` if the file has changed
         return self._map
 
     def refuse_elsewhere(self, tenant_id: str | None, key_cell: str | None = None) -> None:

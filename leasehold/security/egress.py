@@ -1,9 +1,9 @@
 """Sends HTTP requests to URLs that clients or providers name, and never connects to a private address.
 
-Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
-addresses. So an attacker gains nothing if the name resolves differently a moment later (DNS rebinding). Egress
-follows redirects only if the caller allows them, and checks the URL of each redirect like the first. It uses no proxy
-of the environment. Exception: Egress may connect to the private networks that the setting `egress_allow` names.
+Egress resolves the host once. Every address of the host must be public, or in a network that the setting `egress_allow`
+names. The connection goes to one of these addresses, so an attacker gains nothing if the name resolves differently a
+moment later (DNS rebinding). Egress follows redirects only if the caller allows them, and checks the URL of each
+redirect like the first. It uses no proxy of the environment.
 """
 
 from __future__ import annotations
@@ -305,6 +305,7 @@ class Egress:
             raise EgressFailed(f"no answer: {type(error).__name__}", sent=has_arrived) from error
         except httpx2.HTTPError as error:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
+        # The loop has ended without an answer to yield: every answer was a redirect.
         raise EgressRefused("too_many_redirects", "The URL redirects too often.")
 
     async def _send(self, target: Target, request: _Request) -> httpx2.Response:

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 #: The accepted types of keys: only public keys. Whoever reads a symmetric key can also sign with it.
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
-#: Seconds by which the provider's clock may differ from this one.
+#: Seconds by which the provider's clock may differ from this machine's clock.
 _LEEWAY_SECONDS = 60
 
 

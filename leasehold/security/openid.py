@@ -225,7 +225,7 @@ def _identity_of(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> I
     subject = claims["sub"]
     if not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _sign_in_refused("the ID token has no usable subject")
-    # The login is only shown, so an email is used unless the provider calls it unverified.
+    # The login is only displayed, so an email serves as the login unless the provider calls the email unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable_text(email) or _printable_text(claims.get("preferred_username")) or _printable_text(subject)
     name = _printable_text(claims.get("name")) or login

@@ -2,9 +2,9 @@
 certain job or tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
-the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
-form of each answer, and trusts nothing else in it. No function here holds a connection to the database or a lock while
-it waits.
+the address of that cell: redirects are not followed, and no proxy of the environment is used. This module reads only
+the known fields of an answer, and checks their values. No function here holds a connection to the database or a lock
+while it waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds in which a cell must answer. The console waits for the answer.
 LIMIT_SECONDS = 2.0
-#: Seconds for which all requests share one answer of a cell.
+#: Seconds for which all requests to this process share one answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
 #: The largest count that is accepted from a cell. There must be a bound, because this API could not write a count

@@ -90,7 +90,7 @@ class Sealing:
         else:
             self._fernet = fernet
             self._signing_keys = [key.encode() for key in keys]
-        self._parsed_text = text
+        self._parsed_text = text  # also a text with a malformed key: it causes one warning
         return self._fernet
 
 

@@ -1,6 +1,6 @@
 """The duties of the leading worker (the worker that is elected for maintenance) for generations. It deletes expired
 source images. When a generation expires, it submits a withdrawal: a job that cancels the order at the provider. Before
-a generation is deleted, it copies the order into the withdrawal that has not ended, because the withdrawal needs it.
+a generation is deleted, it copies the order into the generation's unfinished withdrawal, which needs the order.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from leasehold.pipelines.generation.pipeline import generation, withdrawal
 from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
 from leasehold.transitions.withdrawals import Withdrawals, keep_orders
 
-#: How a withdrawal keeps the order of a deleted generation. `content`: the parameters that are not copied into it.
+#: How a withdrawal keeps the order of a deleted generation. `content`: the parameters that are not copied into the
+#: withdrawal.
 _WITHDRAWALS = Withdrawals(
     generation.name, "submit", withdrawal.name, content=("prompt", "negative_prompt", "images", "extra")
 )
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`."""
+    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. `Forgetting` is a loop
+    that deletes objects, and then their rows.
+    """
 
     async def delete(key: str) -> None:
         # An upload of an image that is stored already does not write the object again. If such an upload came just

@@ -51,7 +51,7 @@ _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "dura
 
 
 def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
-    """The order of a generation as the provider received it, with the job's id as the idempotency token. `note`: the
+    """The order of a generation as the step `submit` sent it, with the job's id as the idempotency token. `note`: the
     note of the step `submit`, which records when it ordered.
     """
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
@@ -67,7 +67,7 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """Whether a person may give the job the id of its order: yes, if the provider can be polled for an order by its id.
-    Only a declared provider may lack the request `poll`, because it may answer a submit with the files.
+    Only a provider that the settings declare may lack the request `poll`: it may answer a submit with the files.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
@@ -80,8 +80,8 @@ def is_of_installation(params: Mapping[str, Any]) -> bool:
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
     """Write a withdrawal: a job that cancels the order at the provider. Call this in the transaction that cancels the
-    generation, or that locks its job. This function writes nothing if the job is itself a withdrawal, or has an
-    unfinished one.
+    generation, or that locks its job. This function writes nothing if the job is itself a withdrawal, or if it has an
+    unfinished withdrawal.
     """
     if not await connection.fetchval(
         "SELECT EXISTS (SELECT FROM generation WHERE job_id = $1 AND tenant_id = $2) AND NOT EXISTS ("
@@ -113,8 +113,8 @@ async def withdraw_expired(settings: Settings, connection: Connection, job_ids: 
 async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
-    """Change what a retry of a generation changes besides the job: its result is no longer consumed, and its unfinished
-    withdrawal ends. Returns the withdrawal, if there was one. Raises Conflict `order_being_withdrawn`.
+    """Complete the retry of a generation: let clients find its next result, and end its unfinished withdrawal. Returns
+    the withdrawal, if there was one. Raises Conflict `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
     return await keep_order(connection, job_id, tenant_id, from_step)

@@ -136,7 +136,7 @@ GENERATION = Kind(
     ),
     # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
-    # Each process of the API opens the catalogue once, for the endpoints.
+    # Each process of the API opens the catalogue of providers once, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     stored="SELECT coalesce(sum(size), 0) FROM source_image WHERE tenant_id = $1",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.

@@ -44,7 +44,7 @@ class Order:
     is_pro: bool = False
     duration_ms: int | None = None
     ratio: str | None = None
-    deadline_seconds: int | None = None  # until the job's deadline, for providers that can be given one
+    deadline_seconds: int | None = None  # until the job's deadline, for providers that accept a deadline
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 
@@ -91,15 +91,15 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """The provider refuses the request for good: the order is bad, it refuses the content, or the generation failed. A
-    submit that was rejected has bought nothing.
+    """The provider refuses the request for good: the order is invalid, the provider refuses the content, or the
+    generation failed. A submit that was rejected has bought nothing.
     """
 
 
 class NoAccess(ProviderError):
     """This installation has no access to the provider: the credential is missing or refused, the account cannot pay, or
-    the settings forbid the request. An operator can mend that. This request has bought nothing. The error says nothing
-    about an order that the provider has accepted: the order may be finished, and it is paid for.
+    the settings forbid the request. An operator can mend that. This request has bought nothing. An order that the
+    provider accepted before the error may still be finished, and is paid for.
     """
 
 

@@ -85,8 +85,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
     """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does.
 
-    A deleted or expired job does not count, even while retention has not deleted its rows: this function then makes its
-    task_id free again.
+    A deleted or expired job does not count. If its rows still exist, this function makes its task_id free again.
     """
     row = await connection.fetchrow(
         "SELECT g.job_id, g.request_hash, j.keep_seconds = 0 OR coalesce(j.expires_at <= clock_timestamp(), false)"

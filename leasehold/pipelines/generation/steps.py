@@ -34,9 +34,11 @@ from leasehold.transitions.jobs.deadlines import extend_deadline
 _MAX_BACKOFF_SECONDS = 120.0
 #: The longest pause that a provider's Retry-After can cause.
 _MAX_RETRY_AFTER_SECONDS = 600.0
-#: Each pause is longer by a random share, at most this share. So polls that are due at the same time spread out.
+#: Each pause is extended by a random share of its length, at most this share. So polls that are due at the same time
+#: spread out.
 _MAX_JITTER = 0.1
-#: The most files of one order. A client may choose the provider's model, and so how many links the answer has.
+#: The most files of one order. The client may choose the provider's model, and the model may decide how many links the
+#: answer has.
 _MAX_FILES = 100
 _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
@@ -172,7 +174,7 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
     except UnusableFile as error:
         return {"code": error.code, "message": str(error)}
     except FileUnavailable as error:
-        # `attempt.number` would also count lost attempts, and the attempts before a retry of the job.
+        # Not `attempt.number`, which also counts lost attempts, and the attempts before a retry of the job.
         if attempt.errors + 1 < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
@@ -233,8 +235,8 @@ def _too_late_message(note: dict[str, Any]) -> str:
 
 
 async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note: dict[str, Any]) -> Permanent:
-    """Write the note with the provider's own code, which the API shows. After a retry of the job, an attempt reads the
-    rest of the note. Returns the error to raise.
+    """Write `note` with the provider's own code, which the API shows. An attempt reads `note` after a retry of the job.
+    Returns the error to raise.
     """
     await attempt.remember(note | {"fail_code": error.fail_code})
     return Permanent(error.code, error.message)

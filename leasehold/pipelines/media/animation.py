@@ -24,8 +24,8 @@ class Animation(Image.Image):
     """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
     the animation is shown; 0: for ever. Plays and times are cut to what a WebP file can have.
 
-    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before it
-    is complete. It reads the entry of a frame only after its `seek` to the frame, so the entry is there by then.
+    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before
+    the list is complete. Pillow reads the entry of a frame after its `seek` to the frame, when the entry exists.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:

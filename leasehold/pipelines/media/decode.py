@@ -57,7 +57,7 @@ _DEFAULT_MS = 100  # of a frame that would be shown for less than SHORTEST_MS
 
 
 def _decoding() -> AbstractContextManager[None]:
-    """The guard around each use of a decoder."""
+    """Turn a decoder's errors about the picture into Permanent. Use it around each call of a decoder."""
     return damage_is_permanent(
         damaged=lambda: corrupt_image("it cannot be decoded"),
         too_many_pixels=lambda: Permanent("too_many_pixels", "The picture has more pixels than are accepted."),

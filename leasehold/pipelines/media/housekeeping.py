@@ -27,7 +27,9 @@ JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (a loop of the leading worker) for the kind of work `media`. Called once."""
+    """The part of housekeeping (loops of the leading worker) for the kind of work `media`. Called once.
+    `Forgetting` is a loop that deletes objects, and then their rows.
+    """
     store, retention_days = context.store, context.settings.retention_days
 
     async def too_large(connection: Connection, upload: Due, size: int) -> None:
@@ -91,9 +93,9 @@ async def forget_jobless_pictures(connection: Connection, media_ids: Sequence[UU
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Delete the pictures of jobs that are about to be deleted.
 
-    An upload URL may outlive its picture. So the key of each picture has an upload row until no object can arrive any
-    more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object. If
-    an upload URL admitted only one size, `uploads.close` deleted the row when the upload was completed. For such a
+    An upload URL may outlive its picture. So the key of each picture has a row of `upload` until no object can arrive
+    any more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
+    If an upload URL admitted only one size, `uploads.close` deleted the row when the upload was completed. For such a
     picture this function writes the row again.
     """
     await connection.execute(

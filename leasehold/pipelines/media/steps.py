@@ -82,7 +82,6 @@ class _PreparedPicture:
         # the box.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
-        # `plays`: how many times the frames are shown.
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)
 
     @property

@@ -1,4 +1,4 @@
-"""The table `media`: one row for each picture, from when its upload is announced, with its job once it has one."""
+"""The table `media` has one row for each picture, from the announcement of its upload. It gets a job later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The statements that change a picture's row, which is registered, then completed with a job, refused or deleted. Each
-statement names the states from which it may change the row.
+"""Writes a picture's row: registers the picture, completes its upload with a job, refuses the upload, or deletes the
+picture. Each statement names the states from which it may change the row.
 
 The upload endpoints call these functions. Once there is a job, the job's state is the picture's state.
 """

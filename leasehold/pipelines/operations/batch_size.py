@@ -18,7 +18,8 @@ _DECAY = 0.9
 class BatchSize:
     """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
     estimate to its own seconds for one job, and each faster batch lowers the estimate a little. During a checkpoint of
-    PostgreSQL most batches are slow. If only the last batch counted, one fast batch would then double the next batch.
+    PostgreSQL most batches are slow: if only the last batch counted, one fast batch among them would double the next
+    batch.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,9 @@ class BatchSize:
         self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))
 
     def _jobs_in_time(self) -> int:
-        """How many jobs a batch may have, to take at most BATCH_SECONDS, or SMALL_BATCH_SECONDS if it is small."""
+        """How many jobs a batch may have, to take at most BATCH_SECONDS. A batch of up to SMALL_BATCH jobs may take
+        SMALL_BATCH_SECONDS.
+        """
         if not self._seconds_of_job:
             return MAX_BATCH
         jobs = int(BATCH_SECONDS / self._seconds_of_job)

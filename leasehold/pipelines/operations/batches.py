@@ -57,12 +57,12 @@ class Acting:
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
-    `left`: the targets whose code another worker has and this process lacks, each with a handler (`pipeline.step`) of
-    that code.
+    `left`: the targets whose code this process lacks and another worker has. The value is a handler (`pipeline.step`)
+    of that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
-    `ended`. The jobs in `departed` have left their places at the concurrency limits `limits`, so the caller then admits
-    jobs that wait there.
+    `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`: the
+    caller then admits jobs that wait for these limits.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -115,7 +115,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # the job is locked and has not ended, so no other reason is possible
+        else:  # no other reason: `lock` leaves out jobs that have ended or are being cancelled
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -145,8 +145,8 @@ async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
     """Retry the jobs: together where that is possible, and the others one by one. `admission` charges each retry to the
-    operation's client as a submission, and refunds a refused one. As in every submission, the rates are locked before
-    the jobs.
+    operation's client as a submission, and refunds a refused retry. `submitting` locks the rates before the jobs are
+    locked, as in every submission.
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
@@ -167,7 +167,9 @@ async def _retry_charged(
 
 
 class _Retries:
-    """The retries of one batch. They add to `outcome`, and to the queues of `charge`, whose depth is checked later."""
+    """The retries of one batch. They add to `outcome`, and to the queues of `charge`. `submitting` later checks the
+    depth of these queues.
+    """
 
     def __init__(
         self, context: OperationContext, connection: Connection, acting: Acting, charge: Paid, outcome: Outcome
@@ -181,8 +183,9 @@ class _Retries:
         self._templates: dict[tuple[str, int], TemplateVersion | None] = {}  # by name and version, each read once
 
     async def leave_to_others(self, targets: Sequence[Target]) -> Sequence[Target]:
-        """Leave the jobs whose code this process lacks to another worker that has the code and does operations. Returns
-        all other jobs. A job whose code no worker has is among these: `retry` refuses it.
+        """If this process lacks the code of a job, leave the job to another worker that has the code and does
+        operations. Returns all other jobs. If no worker has the code of a job, the job is returned, too: `retry`
+        refuses it.
         """
         without_code = [target for target in targets if await self._is_without_code(target)]
         pipelines = {target.row["pipeline"] for target in without_code}
@@ -195,8 +198,9 @@ class _Retries:
     async def _is_without_code(self, target: Target) -> bool:
         """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote.
 
-        Exception: False for a job that is no run, if the operation does not name its pipeline. The operation may not
-        change this job. This process lacks the kind of the pipeline, so its list of targets treated the job as a run.
+        Exception: False for a job that is no run, if `operation.pipelines` lacks its pipeline: the operation may not
+        change this job. The job is a target because this process lacks the kind of the pipeline, and treated the job as
+        a run.
         """
         pipeline = target.row["pipeline"]
         if self._context.actions.kinds.pipeline(pipeline) is not None:
@@ -213,7 +217,7 @@ class _Retries:
 
     async def retry_together(self, targets: Sequence[Target], tenant_id: str) -> set[UUID]:
         """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.
-        Empty: there are no such jobs, or one was refused or has an invalid row, and nothing changed.
+        If one of them is refused or has an invalid row, this function changes nothing and returns no ids.
         """
         joint_targets = await self._jobs_to_retry_together(targets, tenant_id)
         revive_all = partial(self._revive_together, joint_targets)
@@ -234,6 +238,7 @@ class _Retries:
         return joint_targets
 
     async def _revive_together(self, targets: Sequence[Target]) -> None:
+        """Make these failed jobs pending again, and add their queues to the charge."""
         hints = await revive_together(self._context.actions, self._connection, targets, self._cause)
         for target in targets:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
@@ -313,7 +318,7 @@ async def _act_alone(
 
 
 def _is_outage(connection: Connection, error: Exception) -> bool:
-    """Whether the error is no fault of a row, but an outage, such as a lost connection or a deadlock. The caller then
-    rolls back, and tries the batch again.
+    """Whether the error is an outage, such as a lost connection or a deadlock, and not the fault of a row. The caller
+    then rolls back, and tries the batch again.
     """
     return connection.is_closed() or may_try_again(error)

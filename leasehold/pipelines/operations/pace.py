@@ -1,4 +1,4 @@
-"""Paces an operation: its rate, how many jobs a batch may have at that rate, and when the next job may be acted on."""
+"""Computes an operation's rate, the size of a batch at that rate, and the time of the next batch."""
 
 from __future__ import annotations
 

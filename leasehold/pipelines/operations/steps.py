@@ -1,5 +1,6 @@
 """The handler of bulk operations. It walks over the jobs that the operation's filter finds (the targets), newest first,
-in small batches. The canary jobs go first: the operation goes on only if they succeed.
+in small batches. An operation may have a canary, its first few targets: if these jobs do not succeed, the operation
+stops.
 
 A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
 operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its
@@ -42,17 +43,17 @@ from leasehold.transitions.operations import Refusal
 _ATTEMPT_SECONDS = 15.0
 #: How many targets one statement reads ahead, and the most rows that it may read to find them.
 _TARGETS_AHEAD, _MAX_READ = 500, 15_000
-#: The step sleeps for a pause up to this long, and snoozes for a longer one.
+#: The step sleeps for a pause up to this long, and snoozes for a longer pause.
 _LONGEST_SLEEP = 1.0
 #: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
-#: The note names the jobs that the operation has left to a worker with their code. When there are `_MAX_LEFT` of these
-#: jobs, the operation waits for such a worker. After `_LEFT_SECONDS`, any worker may claim the operation, and checks
-#: again whether a worker has the code.
+#: If this process lacks the code of a job, the operation leaves the job to a worker that has the code, and the note
+#: names the job. When there are `_MAX_LEFT` of these jobs, the operation waits for such a worker. After
+#: `_LEFT_SECONDS`, any worker may claim the operation, and checks again whether a worker has the code.
 _MAX_LEFT, _LEFT_SECONDS = 1_000, 30.0
 #: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0
-#: The errors with which a canary stops the operation.
+#: The codes of the errors with which the canary stops the operation.
 _CANARY_CODES = ("canary_refused", "canary_failed", "canary_late")
 
 #: The commit of a batch does not wait for the disk, so its locks are short. If PostgreSQL dies before the batch is on
@@ -67,7 +68,7 @@ class AnnouncingAttempt(Attempt, Protocol):
     """The attempt of a step of the platform, which may announce tasks of other jobs."""
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish hints (messages that tell workers of tasks) soon. Call this after the commit that wrote them."""
+        """Publish hints (messages that tell workers of tasks) soon. Call this after the commit of these tasks."""
 
 
 @bulk_operation.handles("act")
@@ -104,9 +105,10 @@ class _OperationAttempt:
         self._context: OperationContext = attempt.opened
         self._ends_at = monotonic() + _ATTEMPT_SECONDS
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
-        #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
+        #: What `before` and `walked` of the progress become once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: This attempt acts on the jobs in `left` of these pipelines: this process has their code, or no worker has it.
+        #: This attempt acts on a job in `left` of the progress if the job's pipeline is here: this process has the code
+        #: of the pipeline, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
@@ -143,8 +145,8 @@ class _OperationAttempt:
         return Snooze(timedelta(seconds=seconds), self._progress.note())
 
     async def _choose_pipelines_to_take(self) -> None:
-        """Choose among the pipelines of the jobs that earlier attempts have left. If no worker has the code of such a
-        job, this attempt acts on the job, too: it then refuses the job.
+        """Set `_pipelines_to_take`. Earlier attempts have left jobs to workers with their code. This attempt acts on
+        such a job if this process has the code, and also if no worker has it: then it refuses the job.
         """
         pipelines = {_pipeline_of(left.handler) for left in self._progress.left}
         lacking = [pipeline for pipeline in pipelines if self._context.actions.kinds.pipeline(pipeline) is None]
@@ -176,8 +178,8 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: every target has been changed or refused, or is left to another worker, or too many are
-        left. Busy jobs are tried again when there are enough of them for a batch, or no other targets remain.
+        """The next batch. None: all targets that remain are left to other workers, or `_MAX_LEFT` jobs are left. Busy
+        jobs (another transaction held them) are tried again when they fill a batch, or when no other targets remain.
         """
         for left in self._progress.left:
             if _pipeline_of(left.handler) in self._pipelines_to_take:
@@ -201,7 +203,7 @@ class _OperationAttempt:
                 self._attempt.checkpoint()
 
     def _busy_batch(self) -> _Batch:
-        """A batch of jobs that were busy, of the tenant whose job comes first."""
+        """A batch of busy jobs of one tenant: the tenant of the first busy job."""
         tenant_id = self._progress.busy[0].tenant_id
         busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
         return self._repeated_batch(busy_ids, tenant_id, pause=_BUSY_SECONDS)
@@ -211,7 +213,7 @@ class _OperationAttempt:
         return _Batch(job_ids[: self._max_jobs()], tenant_id, progress.before, progress.walked, True, pause)
 
     def _batch_of_targets(self) -> _Batch:
-        """The first of the targets that have been read, up to the first target of another tenant."""
+        """A batch of the first targets that have been read, all of one tenant."""
         tenant_id = self._targets[0][1]
         job_ids = []
         for job_id, owner in self._targets[: self._max_jobs()]:
@@ -237,7 +239,7 @@ class _OperationAttempt:
 
     async def _commit(self, batch: _Batch) -> float | None:
         """Act on the batch, and commit. If a limit of the tenant has no room for the batch, nothing changes, and the
-        next batch is smaller. Returns the seconds to wait if the limit has no room even for one job. None: go on.
+        next batch is smaller. Returns the seconds to wait if the limit has no room for a single job; otherwise None.
         """
         async with self._attempt.connection() as connection:
             began = monotonic()
@@ -312,7 +314,9 @@ class _OperationAttempt:
         ]
 
     def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
-        """Add the jobs of a batch to the canary. When the canary is complete, the time for its jobs to end begins."""
+        """Add the jobs of a batch to the canary. When the canary is complete, set the time by which its jobs must have
+        succeeded.
+        """
         canary, size = progress.canary, self._operation.canary
         if not size or canary.passed is not None:
             return
@@ -321,7 +325,7 @@ class _OperationAttempt:
             canary.until = self._clock.time() + self._context.settings.operation_canary_seconds
 
     async def _record_refusals(self, connection: Connection, outcome: Outcome) -> None:
-        """Record refusals, up to the number in the setting. The progress counts all of them."""
+        """Record refusals, up to the number in the setting `operation_refusals`. The progress counts all refusals."""
         room = self._context.settings.operation_refusals - self._progress.refused
         if outcome.refusals and room > 0:
             await operations.record(connection, self._attempt.job_id, self._attempt.tenant_id, outcome.refusals[:room])
@@ -338,7 +342,7 @@ class _OperationAttempt:
         if canary.until is None or canary.passed:  # the canary is not complete yet, or has succeeded
             return True
         if canary.passed is False and await self._was_stopped():
-            canary.until = None
+            canary.until = None  # so that no later batch checks the canary
             return True
         if self._progress.refused:
             codes = ", ".join(sorted(self._progress.codes))

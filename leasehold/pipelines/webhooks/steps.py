@@ -63,8 +63,8 @@ class _Destination:
 async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
-    """Read the destination: of a webhook, or (without `webhook_id`) of a callback URL. None: the webhook is deleted or
-    disabled.
+    """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. None: the webhook is
+    deleted or disabled.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:

@@ -61,9 +61,7 @@ class Catalogue:
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """Each process of the API opens the catalogue once, for the endpoints: the kind of work `generation` names this
-    function as `opens`.
-    """
+    """Open the catalogue for the endpoints: the kind of work `generation` names this function as `opens`."""
     yield Catalogue(settings)
 
 

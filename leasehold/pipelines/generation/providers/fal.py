@@ -32,8 +32,8 @@ _FILES = ("images", "image", "videos", "video")
 _NAMESPACES = frozenset({"workflows", "comfy"})
 #: A type of error of fal -> the platform's error code. For any other type it is `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: The platform asks fal for the result of an order. With these statuses fal refuses this request, and the order has not
-#: failed. Any other status below 500 is an error of the model: the order has failed.
+#: Statuses with which fal refuses the request for the result of an order, although the order has not failed. Any other
+#: error status below 500 is an error of the model: the order has failed.
 _REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
 
 
@@ -92,9 +92,7 @@ class Fal:
         *,
         buys: bool = False,
     ) -> ProviderAnswer:
-        """Send the request to `path` below fal's address. `buys`: the request is an order, which may cost money. If the
-        answer to an order is lost, the outcome of the order is unknown.
-        """
+        """Send the request to `path` below fal's address. `buys`: the request is an order, which may cost money."""
         return await self._sender.send(
             method,
             self._url + path,

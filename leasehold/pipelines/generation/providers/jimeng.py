@@ -64,7 +64,7 @@ class Jimeng:
         self._url = base_url.rstrip("/")
 
     async def submit(self, order: Order, credential: str) -> Accepted:
-        # `buys`: the request costs money, so it goes over a new connection. A reused connection may be dead.
+        # `buys`: the request may cost money.
         answer = await self._request("CVSync2AsyncSubmitTask", _request_body(order), credential, buys=True)
         return Accepted(text_at(_data(answer), "task_id"))
 

@@ -18,11 +18,11 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]
 
 MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
-#: A picture may have four layers, and a frame may be shown again. Each such frame has few bytes, but a decoder needs
-#: time for its whole area.
+#: A picture may have four layers, and a frame may be shown again. A further frame may have few bytes, but a decoder
+#: needs time for its whole area.
 MAX_FRAMES_PER_SAMPLE = 4
 
-_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: a header alone, 6: with its tiles, 7: a copy
+_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: a header alone, 6: header and tiles, 7: a copy
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
 _CHOOSE = 2  # a value of `screen_content` and `integer_vectors`: each frame header has a flag of its own
 _REFERENCES, _SLOTS = 7, 8  # the frames that a frame refers to, and the slots in which a decoder keeps frames
@@ -35,8 +35,8 @@ _MAX_LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _OperatingPoint:
-    """A set of layers that a decoder may choose to decode. `layers`: one bit for each layer. `has_model`: frame headers
-    have a removal time for this point.
+    """A set of layers that a decoder may choose to decode. `layers`: one bit for each layer; 0: all layers.
+    `has_model`: frame headers have a removal time for this point.
     """
 
     layers: int

@@ -16,7 +16,7 @@ MAX_SAMPLES = 20_000  # of all tracks
 MAX_BOXES = 1000  # directly inside one box
 
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
-_FIXED_POINT_BITS = 16  # of the fraction of a track's width and height
+_FIXED_POINT_BITS = 16  # a track's width and height have a fraction of this many bits
 _SIZE_AT = {0: 76, 1: 88}  # where a `tkhd` box has its width and height, by its version
 _ENTRY_SIZE_AT = 24  # where an `av01` box has its width and height
 

@@ -78,5 +78,5 @@ def _skip_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, int]
         position += size + 1
         skipped += 1
         if skipped > max_blocks:
-            break
+            break  # `read` then refuses the file
     return position + 1, skipped
