@@ -38,7 +38,7 @@ def parse_settings(env_file: str | None = ".env") -> Settings:
 
 @contextmanager
 def wrong_variables_named() -> Iterator[None]:
-    """For the block that makes the settings: an error about a variable becomes BadSetting."""
+    """Around the code that makes the settings: raise BadSetting instead of the error about a variable."""
     try:
         yield
     except ValidationError as error:

@@ -9,7 +9,7 @@ CHUNK = 1024 * 1024
 
 
 def digest_of(path: Path) -> tuple[str, int]:
-    """The sha256 and the size of a file. Memory stays flat: the file is read in pieces."""
+    """The sha256 and the size of a file. The file is read in pieces, so that a large file needs little memory."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:

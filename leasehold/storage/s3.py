@@ -1,4 +1,4 @@
-"""The S3 clients of aioboto3: their configuration, and the translation of their errors into the platform's.
+"""Opens and configures the S3 clients of aioboto3, and translates their errors into the platform's errors.
 
 Every request to the store runs inside the block `request`.
 """

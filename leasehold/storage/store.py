@@ -476,8 +476,8 @@ class ObjectStore:
     def sign_put(
         self, key: str, *, content_type: str, seconds: int, content_length: int | None = None, only_new: bool = False
     ) -> str:
-        """A URL that writes the object for `seconds`, at most a week. The client must send this content type and, if
-        given, this length.
+        """A URL that writes the object for `seconds`, at most a week. The client must send this content type, and this
+        content length if it is not None.
 
         `only_new`: if the store honours `If-None-Match`, it refuses to overwrite. The client must then send the header
         `If-None-Match: *`.

@@ -40,8 +40,7 @@ class Emissions:
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
-        """Add a chunk: a text, or another JSON value. False: the stream has no room for the chunk,
-        or is closed.
+        """Add a chunk: a text, or another JSON value. False: the stream has no room for the chunk, or is closed.
 
         NUL characters are removed from a text. Raises ValueError for another JSON value with a NUL character, and
         TypeError for a value without a JSON form.

@@ -86,6 +86,7 @@ class Outage:
                 self._end_timer = asyncio.get_running_loop().call_later(SETTLED_SECONDS, self._end_if_settled)
 
     def _end_if_settled(self) -> None:
+        """End the outage if no error came after the last answer."""
         self._end_timer = None
         if self._error_at <= self._answered_at:
             self._end()

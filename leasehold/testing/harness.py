@@ -131,8 +131,10 @@ class TestApp:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
+            # `serving` runs a worker until the block ends.
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
                 for name, schedules in self.app.pipelines().schedules.items():
+                    # Write the schedules that the app declares.
                     await reconcile(connection, TENANT, name, schedules)
                 while busy_rows := await connection.fetch(_FIND_BUSY):
                     if monotonic() > deadline:
@@ -209,9 +211,9 @@ class TestApp:
         """Let the next `drain` begin with a worker process that is killed at `point`, and then run another worker.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
-        `commit.NAME`: a transaction has committed; NAME names it (leasehold/db/commit_points.py). The worker process
-        imports the app, so the app must be a module-level variable.
-        Any other failpoint of leasehold/runtime/failpoints.py will do, too. Raises DeclarationError for an unknown one.
+        `commit.NAME`: a transaction has committed; NAME names it (leasehold/db/commit_points.py). `point` may also be
+        any other failpoint of leasehold/runtime/failpoints.py. Raises DeclarationError for an unknown failpoint. The
+        worker process imports the app, so the app must be a module-level variable.
         """
         failpoints.check(point)
         self._death_point = point

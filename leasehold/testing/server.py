@@ -28,7 +28,7 @@ _MEMORY_BYTES = 512 * MIB
 
 
 class TestServer:
-    """`with TestServer() as server`. Its coroutines run in the loop of `portal`, so that tests need no event loop."""
+    """`with TestServer() as server`. `portal` runs its coroutines in a thread with an event loop: tests need none."""
 
     __test__ = False  # otherwise pytest would collect the class as a test
 

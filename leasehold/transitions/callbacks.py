@@ -1,5 +1,5 @@
 """Reads and rotates the secrets that sign a tenant's callbacks (messages about a job to the URL that its client named).
-Each tenant has one row with its secrets, the newest first. They are encrypted (`sealed`) by other modules.
+Each tenant has one row with its secrets, the newest first. Other modules encrypt (seal) and decrypt the secrets.
 """
 
 from __future__ import annotations

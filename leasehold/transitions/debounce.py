@@ -5,8 +5,8 @@ A debounced run has a dedupe key: no two unfinished runs of a template have the 
 the run with its key has started, that run loses the key, and the submission becomes a new run.
 
 A client whose answer was lost repeats its submission with the same id. The repetition must not replace newer arguments
-of the run. If the run has started, the repetition must not become a second run. So `merge` remembers, under the id of
-each submission, which run took its arguments.
+of the run. If the run has started, the repetition must not become a second run. So `merge` remembers in the table
+`idempotency`, under the id of each submission, which run took its arguments.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ WHERE j.id IS NOT NULL OR i.key IS NOT NULL
 # $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
 # these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch is
 # above 0, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
-# newest version of the row. `at_limits`: a job that waits at its concurrency limits is not admitted before its new
-# start.
+# newest version of the row. `at_limits`: a job that waits at its concurrency limits (has rows in `gate_job`) is not
+# admitted before its new start. `unindexed`: PostgreSQL uses no partial index for the condition.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -107,7 +107,9 @@ class Debounced:
 
 
 async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[dict[str, Any]]:
-    """Lock the keys of the submissions until the caller's transaction ends. Returns the submissions as records."""
+    """Lock the keys of the submissions until the caller's transaction ends. Returns the submissions as records,
+    numbered from 1 (`nth`).
+    """
     records = [
         {**asdict(submission), "id": str(submission.id), "nth": nth} for nth, submission in enumerate(submissions, 1)
     ]
@@ -118,19 +120,20 @@ async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequenc
 async def written_earlier(
     connection: Connection, tenant_id: str, records: Sequence[Mapping[str, Any]]
 ) -> dict[int, UUID]:
-    """{`nth`: the run}, of the submissions that an earlier transaction has written. `records`: as `lock_keys` returns
-    them.
+    """For each submission that an earlier transaction has written: its `nth` -> its run. `records`: as `lock_keys`
+    returns them.
     """
     rows = await connection.fetch(_WRITTEN_EARLIER, tenant_id, records)
     return {row["nth"]: row["run_id"] for row in rows}
 
 
 async def merge(connection: Connection, tenant_id: str, records: Sequence[Mapping[str, Any]]) -> dict[int, UUID]:
-    """waiting -> waiting, due later and with other arguments. `records`: as `lock_keys` returns them, without those
-    that were written earlier. No two of them may have the same key.
+    """waiting -> waiting, due later and with other arguments. `records`: as `lock_keys` returns them, without the
+    submissions that `written_earlier` found. No two records may have the same key.
 
-    Returns {`nth`: the run that took the arguments}. Call this in a transaction, and write a run for each other
-    submission in the same transaction. Until it ends, no other transaction can write a run with one of these keys.
+    Returns {`nth`: the run that took the arguments}. Call this in a transaction. In the same transaction, write a run
+    for each submission that the result leaves out. Until the transaction ends, no other transaction can write a run
+    with one of these keys.
     """
     rows = await connection.fetch(MERGE, tenant_id, records, KEEP)
     return {row["nth"]: row["id"] for row in rows}

@@ -1,7 +1,8 @@
 """SQL fragments that end jobs without success, and the record of a job that has ended.
 
 The settlements `fail` and `acknowledge_cancel`, and the sweeper's statements for lost leases and requested cancels,
-append one of the two fragments to their own CTEs. Each fragment names the CTE and the columns that it needs.
+append one of the two fragments to their own CTEs. The comment at a fragment names the CTE and the columns that the
+fragment needs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from leasehold.db.database import unindexed
 
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
 # It has these columns of the task: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the
-# ids of the tasks that need this one). It has these columns of the failure: cause, code, message and retryable. `ends`:
+# ids of the tasks that need this one). It also has columns of the failure: cause, code, message and retryable. `ends`:
 # whether the task's job fails now. `again`: whether this task by itself could run again. If the job fails because of
 # another task, this task fails, too, even if `again` is true.
 #
@@ -28,7 +29,8 @@ from leasehold.db.database import unindexed
 # After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
 # tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). The row also
 # has seconds (the age of the job) and outcome (null, unless the job failed). `woken_hints` has the hints (messages that
-# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers.
+# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers. `unindexed`: PostgreSQL uses no
+# partial index for the condition.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.
@@ -57,8 +59,8 @@ END_FAILED_JOBS = f"""
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the job gets the error of one ended step. Preferred is a step that may not run again,
-    -- then one that no workflow started, then the one with the lowest position.
+    -- A job that fails gets the error of one ended step. A step that may not run again comes first, then a step that
+    -- no workflow started, then the step with the lowest position.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
@@ -89,9 +91,9 @@ END_FAILED_JOBS = f"""
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. The
-    -- workflow is due when `news` reaches `wake_at` (settlements/completion.py): `wake_at` is then null, which
-    -- `woken_hints` reads.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. If
+    -- `news` reaches `wake_at` (settlements/completion.py), the workflow is due now. Then `wake_at` becomes null, and
+    -- `woken_hints` writes a hint.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

@@ -22,8 +22,8 @@ from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
-#: The name of this maintenance duty in the table `quarantine`. A task that the duty could not end has a row there until
-#: the duty tries again. `not_in` leaves such tasks out.
+#: The name of this maintenance duty in the table `quarantine` (`counted` also creates its counters). A task that the
+#: duty could not end has a row there until the duty tries again. `not_in` leaves such tasks out.
 DUTY = counted("external_limits")
 
 _IS_OF_TENANT = """

@@ -27,7 +27,7 @@ RETURNING task_id
 
 
 async def remember(connection: Connection, lease: Lease, note: Mapping[str, Any]) -> None:
-    """Write `note` for the task's next attempt. Raises LeaseLost: nothing is written."""
+    """Write `note` for the task's next attempt. If the lease is lost, write nothing and raise LeaseLost."""
     task_id = await connection.fetchval(REMEMBER, lease.task_id, lease.owner, lease.epoch, dict(note))
     if task_id is None:
         raise LeaseLost

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
     """SQL: the end of a statement whose CTE `chunk` has a row for each row that `table` gets. `chunk.n` is the
-    number of items in that row, and `chunk.running_total` the number of the job's items in the rows up to this one.
+    number of items (log lines, or chunks of the stream) in that row. `chunk.running_total` is the number of the job's
+    items in this row and the rows before it.
     `sequence`: the column of `tail` that numbers the items. `columns`: the columns of `chunk` that only this `table`
     has.
 

@@ -61,9 +61,9 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error means that the database is away. Any other error counts as the unit's own fault, even a
-    statement that took too long. If the statement took too long because the database hangs, `set_aside` fails, too: so
-    the unit is not set aside.
+    """Whether the error means that the database is away (cannot be reached). Any other error counts as the unit's own
+    fault, even a statement that took too long. If the statement took too long because the database hangs, `set_aside`
+    fails, too: so the unit is not set aside.
     """
     if connection.is_closed():
         return True
@@ -128,7 +128,7 @@ async def run_units(
     work: Callable[[Sequence[_Unit]], Awaitable[Sequence[_Result]]],
     key: Callable[[_Unit], object] = lambda unit: unit,
 ) -> list[_Result]:
-    """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run `work` on each unit by
+    """Run `work` on all units that `take(None)` returns, in one transaction. If `work` fails, run it on each unit by
     itself. Returns the results.
 
     `take(None)` locks and returns the units that are due. `take(unit_key)` does so for one unit, if it is still due.
@@ -144,7 +144,7 @@ async def run_units(
             raise
     results: list[_Result] = []
     for unit_key in [key(unit) for unit in units]:
-
+        # The first transaction has ended, and its locks with it: so take the unit again.
         async def work_on_unit(unit_key: object = unit_key) -> Sequence[_Result]:
             still_due = await take(unit_key)
             return await work(still_due) if still_due else ()

@@ -1,6 +1,6 @@
-"""Creates and revives runs. A run is a job of a template. Each run has a scope, for example one user. The template's
-concurrency policy decides whether a run excludes, replaces or waits for other runs of its scope. A run also waits at
-the concurrency limits that apply to it.
+"""Creates runs, and revives (retries) failed runs. A run is a job of a template. Each run has a scope, for example one
+user. The template's concurrency policy decides whether a run excludes, replaces or waits for other runs of its scope. A
+run also waits at the concurrency limits that apply to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
-#: The names of the unique indexes of a template's unfinished runs: by exclusive key (each scope has one), and by dedupe
-#: key (a client chose it).
+#: The names of two unique indexes: no two unfinished runs of a template have the same exclusive key (a digest of the
+#: scope), or the same dedupe key (a text that a client chose).
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 KEYS = (_EXCLUSIVE, _DEDUPE)
 
@@ -94,8 +94,8 @@ class CreatedRun:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
-    """(new) -> pending, for runs that do not exclude each other: writes all of them, or none. Call this in a
-    transaction if the tenants have declared limits: two more statements then follow the statement of `jobs.submit`.
+    """(new) -> pending, for runs that do not exclude each other: writes all of them, or none. If a concurrency limit
+    applies to one of the runs, call this in a transaction: `jobs.submit` then sends more than one statement.
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
@@ -110,9 +110,9 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, but without a transaction. Writes only the runs to which no declared limit applies. Returns
-    for each run whether it was written, and the hints. A dedupe key that is taken raises asyncpg.UniqueViolationError,
-    and not Duplicate.
+    """As `create_together`, but without a transaction. Writes the runs to which no concurrency limit applies, and
+    leaves out the others. Returns for each run whether it was written, and the hints. A dedupe key that is taken raises
+    asyncpg.UniqueViolationError, and not Duplicate.
     """
     by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
@@ -127,14 +127,16 @@ async def _create_independent(
     connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules]
 ) -> CreatedRuns:
     new_jobs = []
-    async for run in paced(new):
+    async for run in paced(new):  # between pieces of the list, the event loop serves other tasks
         rules = by_tenant[run.tenant_id]
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
-# $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them.
+# The concurrency limits (by the table `gate_job`) of the unfinished runs that have the keys of the submissions. $1 the
+# tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no partial index for the
+# condition.
 _LIMITS_UNTIL_NOW = f"""
 -- runs_limits_until_now
 SELECT DISTINCT g.tenant_id, g.key
@@ -144,6 +146,7 @@ JOIN gate_job g ON g.job_id = j.id
 WHERE {unindexed("j.finished_at IS NULL")}
 """
 
+# The runs among $1 that are held: they wait at their concurrency limits.
 _HELD = """
 -- runs_held
 SELECT j.id, j.priority, max(t.available_at) AS starts_at FROM job j JOIN task t ON t.job_id = j.id
@@ -154,8 +157,8 @@ WHERE j.id = ANY($1::uuid[]) AND j.held GROUP BY j.id, j.priority
 async def merge(
     connection: Connection, tenant_id: str, new: Sequence[NewRun], submissions: Sequence[Debounced]
 ) -> list[UUID | None]:
-    """As `debounce.merge`. A run that takes other arguments also waits at the concurrency limits of these arguments.
-    `new`: for each submission the run that it would create.
+    """Debounce: give the arguments of each submission to the run with its key, if that run has not started. The run
+    then waits at the concurrency limits of its new arguments. `new`: for each submission the run that it would create.
 
     Returns for each submission the run that took its arguments, now or earlier; None: there is no such run.
     """
@@ -171,15 +174,15 @@ async def merge(
 async def _merge(
     connection: Connection, tenant_id: str, new: Mapping[int, NewRun], records: Sequence[Mapping[str, Any]]
 ) -> dict[int, UUID]:
-    """As `debounce.merge`, with the same `records` and the same result. Runs that wait at concurrency limits then wait
-    at the limits of their new arguments. `new`: `nth` of a submission -> the run that it would create.
+    """As `debounce.merge`, with the same `records` and the same result. Held runs then wait at the limits of their new
+    arguments. `new`: `nth` of a submission -> the run that it would create.
     """
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     limits_of_new = {nth: _declared_limits(rules, run) for nth, run in new.items()}
     if not any(limits_of_new.values()):
         return await debounce.merge(connection, tenant_id, records)
-    # The order of the locks: the keys, then the limits, then the jobs. Lock also the limits at which the jobs wait
-    # until now. Otherwise an admission at these limits would not see that a job has begun to wait at others.
+    # The order of the locks: the keys, then the limits, then the jobs. The limits at which the jobs wait until now are
+    # locked, too. Otherwise an admission at these limits would not see that a job now waits at other limits.
     earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
     new_limits = [limit for own_limits in limits_of_new.values() for limit in own_limits]
     await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
@@ -189,6 +192,7 @@ async def _merge(
     for nth, merged in run_of_nth.items():
         if merged in held and (own_limits := limits_of_new[nth]):
             run = new[nth]
+            # `queue_up_again` reads only the id, the tenant, the priority, the start and the limits of this record.
             job = _job(replace(run, id=merged, scheduled_at=held[merged]["starts_at"]), own_limits, notify=False)
             again.append(replace(job, priority=held[merged]["priority"]))
     if again:
@@ -320,7 +324,7 @@ def limits_of(new: NewRun, rules: TenantRules) -> Sequence[ConcurrencyLimit]:
 
 
 def _terms_of(new: NewRun, rules: TenantRules) -> AdmissionTerms:
-    """The admission terms of a run by its template's concurrency policy."""
+    """The admission terms of a run (its limits and its exclusive key), by its template's concurrency policy."""
     policy = new.template_version.pipeline.terms.concurrency
     declared_limits = _declared_limits(rules, new)
     if policy == "allow":
@@ -411,7 +415,7 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
     The new run waits at `limit`, the limit of the scope, until the older runs have ended. The caller has locked this
     limit.
 
-    Raises Duplicate if a client submits the same run again: such a submission does not replace the run.
+    Raises Duplicate if an unfinished run has the dedupe key: a repeated submission does not replace its own run.
     """
     await _refuse_duplicate(connection, new)
     rows = await connection.fetch(

@@ -28,7 +28,7 @@ from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 #: The names of this module's duties in the table `quarantine`, which lists the units (jobs) that failed and wait for
-#: their next try.
+#: their next try: `not_in` leaves these units out. `counted` also creates the counters of a duty.
 LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
 RETENTION = counted("retention")
 #: The error code of an attempt whose worker was lost. EXPIRE_LEASES has it as a text, because docs/generate/raised.py
@@ -52,9 +52,10 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 dead owners. $2 a task with this many earlier losses fails. $3 the locked jobs. END_FAILED_JOBS adds the CTEs
-# `advanced_jobs` (the jobs) and `woken_hints` (of workflows that the failures woke). Hints are messages that tell
-# workers of due tasks. Queues `ext:...` get no hints, because external workers poll.
+# $1 dead owners. $2 a task with this many earlier losses (attempts whose worker was lost) fails. $3 the locked jobs.
+# Hints are messages that tell workers of due tasks. END_FAILED_JOBS adds the CTEs `advanced_jobs` (the jobs) and
+# `woken_hints` (hints of workflows that the failures woke). Queues `ext:...` get no hints, because external workers
+# poll.
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
@@ -111,6 +112,8 @@ async def expire_leases(
     Returns how many leases ended, the hints of the tasks that may run again, and the jobs that failed.
     """
 
+    # `run_units` calls `take(None)`, and then `end` with the locked jobs. If `end` fails, it calls both again for each
+    # of these jobs by itself.
     async def take(only_job: object | None) -> list[UUID]:
         rows = await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only_job)
         return [row["id"] for row in rows]
@@ -225,9 +228,9 @@ FOR UPDATE OF j SKIP LOCKED
 """
 
 # $1 dead owners. $2 the locked jobs. $3 a workflow with this many earlier losses is not run again. Within the grace
-# (the time that a cancelled job has to stop), a workflow whose worker is lost is due again. Its code must still see the
-# cancel, or finish the undoing of its work. The relay publishes the hints immediately (`relay_at` is now), because the
-# caller publishes none.
+# (the time that a cancelled job has to stop), a workflow (`journaled`) whose worker is lost is due again. Its code must
+# still see the cancel, or finish undoing its work. The relay publishes the hints immediately (`relay_at` is now),
+# because the caller publishes none. `unindexed`: PostgreSQL uses no partial index for the condition.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned_workflows AS (
@@ -318,9 +321,9 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     - jobs in quarantine, and jobs of tenants that move or have moved to another cell (an installation of its own);
     - runs whose result an unfinished workflow awaits: the workflow's function may run again from its top, and then
       reads the result again;
-    - a workflow that did not succeed, until the runs that it started have been cancelled;
-    - a job whose admission still counts at a rate, for a minute at most;
-    - a job whose webhook deliveries are not written yet, for another day at most: they are made from its row;
+    - a workflow that did not succeed, until a duty has requested the cancel of the runs that it started;
+    - a job whose admission still counts at a limit with a rate (`per_minute`), for a minute at most;
+    - a job whose webhook deliveries are not written yet, for another day at most: they are made from the job's row;
     - a job that is being retried (its row is locked): the retry began before the job expired.
     """
     rows = await connection.fetch(

@@ -17,6 +17,7 @@ from leasehold.db.database import Connection, unindexed
 # $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. Each statement that writes a row of
 # `unknown_task` holds the lock of its task: so this statement locks the task first. It passes over a locked task, which
 # the next turn finds. A worker that drains (is about to end) wakes no task, because it could not claim the task.
+# `unindexed`: PostgreSQL uses no partial index for the condition.
 WAKE_KNOWN = f"""
 -- wake_known
 WITH known_task AS MATERIALIZED (

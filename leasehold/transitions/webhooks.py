@@ -20,7 +20,8 @@ from leasehold.telemetry.duties import counted
 from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.quarantine import not_in, run_units
 
-#: The name of this duty (a loop of the workers) in the table `quarantine`, which lists the jobs that failed there.
+#: The name of this duty (a loop of the workers) in the table `quarantine`, which lists the jobs that failed there and
+#: are set aside for a time. `counted` also creates the duty's counters.
 DUTY = counted("webhooks")
 
 
@@ -146,6 +147,7 @@ async def dispatch(
 
     is_full = False
 
+    # `run_units` takes all due jobs together (`only` is None). If that fails, it takes each job by itself.
     async def take(only: object | None) -> list[asyncpg.Record]:
         nonlocal is_full
         ended = await connection.fetch(
@@ -180,7 +182,6 @@ async def dispatch(
         await connection.execute(_CLEAR_NOTIFY, [job["id"] for job in ended])
         return hints
 
-    # `run_units` takes all due jobs together. If that fails, it takes each job by itself (`only`).
     hints = await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
     return hints, is_full
 

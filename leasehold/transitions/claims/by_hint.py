@@ -35,8 +35,9 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: the claim charges the task a loss, because the task was running. Exception: an owner claims again a task that it
-# holds. Then no attempt was lost, only the answer to a claim. So a failover, which loses many answers, charges no task.
+# SQL: the claim charges the task a loss: the task was running. Exception: the owner itself holds the task, and claims
+# it again. Then the answer to a claim was lost, and no attempt. So a failover, which loses many answers, charges no
+# task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1 task ids. $2 owner. $3 duration of the lease. $4 the bound on losses: a running task with this many losses is not
@@ -76,12 +77,12 @@ async def claim(
 ) -> list[Claimed]:
     """pending | retry | waiting (due), or running with an expired lease or an owner in `dead_owners` -> running.
 
-    `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. Such a
-    claim charges no loss.
+    `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. For
+    these tasks the claim charges no loss.
 
-    Also acknowledge the hints of tasks that are not in the answer. The statement leaves out a task that has ended, is
-    not due, or is unknown; a task with a living owner or with too many losses; a task in a paused queue; and a task
-    whose job is being cancelled.
+    The caller must also acknowledge the hints of the tasks that the answer leaves out: a task that has ended, is not
+    due, or is unknown; a task with a living owner or with too many losses; a task in a paused queue; and a task whose
+    job is being cancelled.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

@@ -15,7 +15,7 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
 #: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint: the poll skips the task until it
-#: has been due for `share.overdue`.
+#: has been due for `share.overdue` (see the CTE `shares`).
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
@@ -40,7 +40,8 @@ _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
 # any other tenant.
 #
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
-# returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
+# returns at least one row, with the age of the oldest due task, the counts of running tasks, and whether tenants were
+# held back.
 # The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last one,
 # `numbered_tasks`, has a row for each claimed task. The first line is the statement's name, as statistics show it.
 POLL = f"""
@@ -110,8 +111,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     -- Whether each task is within the room of its tenant.
     SELECT h.*, coalesce(h.nth <= h.room, true) AS has_room FROM numbered_heads h
 ), candidates AS MATERIALIZED (
-    -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant, after the
-    -- running tasks.
+    -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant. The numbers
+    -- begin after the tenant's running tasks.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn, h.since
     FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id
     WHERE h.has_room

@@ -14,7 +14,7 @@ from leasehold.domain.lease import Lease
 
 # $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. The statement passes over a row that
 # another statement has locked, because that statement may be settling the task. Such a lease stays valid, but this call
-# does not renew it.
+# does not renew it. `unindexed`: PostgreSQL uses no partial index for the condition.
 RENEW = f"""
 -- renew
 WITH lease AS (

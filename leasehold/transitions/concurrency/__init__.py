@@ -1,5 +1,5 @@
-"""Concurrency limits admit jobs: a job with limits is held until each of them has room. In the schema a limit is a row
-of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
+"""Concurrency limits admit jobs: a job with limits is held until each of its limits has room. In the schema a limit is
+a row of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
 
 PostgreSQL counts the admitted, unfinished jobs each time, because a stored count could become wrong. A transaction that
 admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock them in the same order, so

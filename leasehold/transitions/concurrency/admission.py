@@ -31,8 +31,8 @@ _MAX_BATCH = 500
 #: After jobs have ended, the first batch reads at least this many jobs. There is seldom room for more than a few.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
-#: More limits than this are full only if each value of a payload has its own limit. A search is not needed there: a
-#: batch reads the first jobs of each limit, so a full limit hides no job of another limit.
+#: So many limits exist only if each value of a payload has its own limit. Then a search is not needed: a batch reads
+#: the first jobs of each limit, so a full limit hides no job of another limit.
 _MAX_FULL = 2000
 #: The largest share of its time that a process spends on searches. A search is due after _OLDEST_SEARCH_SECONDS in any
 #: case.
@@ -111,7 +111,8 @@ _WAITING_BEHIND = _waiting_sql(
 
 # The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` has read them before the limits
 # were locked. In between, another admission may have admitted some of them. A debounce may have made a job wait at
-# other limits, or start later. A job that has ended may still have its rows in gate_job.
+# other limits, or start later. A job that has ended may still have its rows in gate_job. `unindexed`: PostgreSQL uses
+# no partial index for the condition.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -121,9 +122,9 @@ WHERE g.job_id = ANY($1::uuid[]) AND g.ready_at <= clock_timestamp() AND j.held
 GROUP BY g.job_id
 """
 
-# $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, this count is 1 for each of
-# its first steps, although such a step needs no step that has not succeeded. The 1 represents all limits. `jobs` locks
-# each job and reads its columns once; later CTEs reuse these columns.
+# $1 the jobs. `waiting_on` counts the steps for which a task waits. A first step waits for no other step: all steps
+# that it needs have succeeded. But while its job is held, its `waiting_on` is 1: this 1 represents all limits. `jobs`
+# locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -133,8 +134,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps need no step that has not succeeded. They can run now, or wait for their start time. A workflow
-    -- is a first step, too: it does not need the steps that it started (`contained`).
+    -- The first steps can run now, or wait for their start time. A workflow is a first step, too: it does not need the
+    -- steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -146,8 +147,8 @@ WITH jobs AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
-    -- The first steps, numbered within their job, with the job's next status. A job whose first steps are all for
-    -- external workers (queues `ext:`) waits for one. A job with a first step that is due for a worker is queued.
+    -- The first steps, numbered within their job, with the job's next status: `waiting_worker` if they are all for
+    -- external workers (queues `ext:`), else `queued` if one of them is due for a worker of the platform.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'
@@ -228,8 +229,8 @@ async def admit(
 
 async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses) -> list[Announcement]:
     """Search: admit jobs that wait behind a whole batch of jobs that other limits hold back. `chosen`: the choice of
-    that batch. Each further batch leaves out the jobs at all limits that the batches before it found full. The search
-    ends when a batch finds neither a job to admit nor another full limit.
+    that batch. Each further batch leaves out every job that waits at a limit that an earlier batch found full. The
+    search ends when a batch finds neither a job to admit nor another full limit.
     """
     began = monotonic()
     hints: list[Announcement] = []
@@ -252,7 +253,7 @@ async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses)
 
 @dataclass(slots=True)
 class _Batch:
-    """One batch of `admit`: at most `size` waiting jobs are read, and none that waits at one of the limits `full`.
+    """One batch of `admit`. It reads at most `size` waiting jobs, and no job that waits at one of the limits `full`.
     `chosen`: the jobs that the batch admits.
     """
 
@@ -285,8 +286,8 @@ class _Batch:
 async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
-    """As `admit`. If this fails, admit at each limit separately. A limit that fails again is quarantined, and the other
-    limits are served.
+    """Call `admit` for all limits. If that fails, call it for each limit separately, and quarantine the limits that
+    fail again.
     """
     limits = sorted(set(names))
     try:

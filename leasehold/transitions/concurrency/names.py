@@ -16,7 +16,7 @@ ConcurrencyLimitName: TypeAlias = tuple[str, str]
 _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
 #: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units
-#: of LIMITS are limits whose admissions failed.
+#: of LIMITS are limits whose admissions failed. `counted` also creates the counters of the duties.
 JOBS, LIMITS = counted("admissions"), counted("gates")
 #: SQL: the limit `g` as a unit of the duty LIMITS.
 LIMIT_UNIT = "g.tenant_id || '/' || g.key"
@@ -29,7 +29,7 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
 
 
 def without_value(key: str) -> str:
-    """The key as its limit was declared, for readers. The function cuts off only a digest at the end, because the key's
-    pointer into the payload may contain `=`, too.
+    """The key as its limit was declared, for readers: without the digest of a value at its end. The rest of the key
+    has a pointer into the payload, which may contain `=`, too.
     """
     return _VALUE.sub("", key)

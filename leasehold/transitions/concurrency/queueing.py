@@ -1,8 +1,8 @@
 """Writes and deletes the rows of concurrency limits (table `gate`), and of the jobs that wait at them or were admitted
 (table `gate_job`).
 
-A limit is either declared by an operator, or comes with the jobs that name it. A limit of a job may follow a declared
-limit: it then has the bounds of the declared limit.
+An operator declares a limit, or a limit comes with the jobs that name it. A limit of a job may follow a declared limit,
+for example for one value of the payload: it then has the bounds of the declared limit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ async def _bounds(
     The bounds (None, None) change no existing row. A limit gets them in two cases. Either an operator declared this
     limit, so its row has the bounds already. Or the operator has withdrawn the declared limit that this limit follows.
     """
-    # `declared_as` is the name of the limit itself if the limit is declared, and None if it has bounds of its own.
+    # `declared_as`: the limit's own name if an operator declared this limit, else the name of the declared limit that
+    # it follows. None: the limit has bounds of its own.
     followed_names = sorted(
         {
             limit.declared_as

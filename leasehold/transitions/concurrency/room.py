@@ -86,7 +86,7 @@ CROSS JOIN LATERAL (
 class Room:
     """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more jobs may
     be admitted this minute. None: any number. `admitted`: tenant -> the number of its admitted, unfinished jobs; None:
-    tenants do not share the limit. `reserved`: how many places only a tenant without such a job may take.
+    tenants do not share the limit. `reserved`: how many places are reserved for tenants without such jobs.
     """
 
     places: int | None
@@ -107,7 +107,8 @@ class Room:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
-        # A tenant with admitted jobs takes another place only while it has fewer than GREED times the free places.
+        # A tenant with admitted jobs gets another place if more places than the reserved are free, and if it has
+        # fewer admitted jobs than GREED times the free places.
         if self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places:
             return True
         self.refused_share = True

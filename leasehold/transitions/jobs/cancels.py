@@ -13,7 +13,8 @@ from leasehold.transitions.endings import JobEnded, ended_jobs
 
 # This statement only locks. REQUEST_CANCEL runs after it in the same transaction. The reason: a statement that waits
 # for a lock keeps its old snapshot. So if REQUEST_CANCEL itself waited for the job's lock, it would read the steps as
-# they were before the wait. $3: also jobs that are not cancelable.
+# they were before the wait. $3: also jobs that are not cancelable. `unindexed`: PostgreSQL uses no partial index for
+# the condition.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j

@@ -72,13 +72,12 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
 
-#: SQL: the end of `job` is reported. `notify` is true until a duty has made the messages about the end, and the run
-#: that follows a failure. The duty needs the job's row for them. If it has not made them within a day of `expires_at`,
-#: the job is deleted anyway.
+#: SQL: the end of `job` is reported, or `expires_at` is more than a day ago. `notify` is true until a duty has made the
+#: messages about the end, and the run that follows a failure. For both, the duty needs the job's row.
 IS_REPORTED = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
-#: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay: its
-#: admission would be deleted with it.
+#: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay:
+#: otherwise its admission (its row of `gate_job`) would be deleted with it.
 COUNTS_AT_NO_RATE = f"""NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
@@ -104,8 +103,8 @@ ON CONFLICT (job_id) DO NOTHING
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Delete the rows of jobs past `expires_at`, and write a tombstone for each. Some jobs stay, and retention tries
-    again: a failed workflow (for a moment), a job that still counts at a rate (for a minute), and a job whose end is
-    not reported yet (for a day).
+    again: a failed workflow, until the runs that it started are being cancelled; a job that a limit's rate still
+    counts (for a minute); and a job whose end is not reported yet (for a day).
     """
     await connection.execute(FORGET, list(job_ids))
 

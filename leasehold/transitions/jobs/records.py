@@ -192,8 +192,8 @@ def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step]
 
 
 def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[str]]:
-    """Name of a step -> the steps for which it waits: those that it needs. A skipped step is replaced by the steps for
-    which it would wait: so the order of the other steps stays the same.
+    """Name of a step -> the steps for which it waits: those that it needs. Instead of a skipped step, it waits for the
+    steps that the skipped step needs: so the order of the other steps stays the same.
     """
     needs: dict[str, set[str]] = {}
     for step in steps:  # each step comes after those that it needs

@@ -28,6 +28,7 @@ _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
+# SQL: the job `j` can be replayed. `unindexed`: PostgreSQL uses no partial index for the condition.
 _REPLAYABLE = unindexed(
     "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 )
@@ -37,8 +38,8 @@ _REPLAYABLE = unindexed(
 # sent at the job's next end, too.
 #
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
-# $4: whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step
-# becomes 1: this 1 represents all limits.
+# $4: whether the job must wait at its concurrency limits (is `held`) first. `waiting_on` counts the steps for which a
+# task waits. In a held job it becomes 1 for each runnable step: this 1 represents all limits.
 # $5: whether $6 replaces the exclusive key.
 # $7: the pipelines whose failures start a run of their `on_failure` pipeline.
 # $8: the band of the hints (NULL: the step's priority). $9: the data of the events (NULL: none).
@@ -115,8 +116,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 # $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
 # their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. A step that
-# runs again waits for each step that it needs and that runs again, too, or that has not succeeded (REPLAY revives this
-# one).
+# runs again may need steps that also run again, or that have not succeeded (REPLAY revives them): it waits for these.
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
 # the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.
@@ -133,7 +133,8 @@ WITH RECURSIVE again(id) AS (
     SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
     WHERE NOT {_SKIPPED_BY_PARAMETERS}
 ), parts(id) AS (
-    -- The parts of a step that fans out again, and their parts. A step whose part runs again keeps its parts.
+    -- The parts of a step that fans out again, and the parts of these parts. The table `item` names the parent of each
+    -- part. A step whose part runs again keeps its parts.
     SELECT i.task_id FROM again JOIN item i ON i.parent_id = again.id JOIN task t ON t.id = i.task_id
     WHERE NOT t.contained
       AND NOT EXISTS (SELECT 1 FROM item other JOIN again a ON a.id = other.task_id WHERE other.parent_id = i.parent_id)

@@ -152,8 +152,9 @@ async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
 async def resolve(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
 ) -> bool:
-    """failed -> succeeded, for one step of a failed job. Another step of the job must need this step. Call `replay` in
-    the same transaction: the job then goes on with the next steps. False: there is no such failed step.
+    """failed -> succeeded, for one step of a failed job. Another step of the job must need this step: otherwise no step
+    would be left to run. Call `replay` in the same transaction: the job then goes on with the next steps. False: there
+    is no such failed step.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 

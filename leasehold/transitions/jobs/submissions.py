@@ -15,11 +15,12 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip writes any number of jobs. The statement joins no jobs with tasks: the planner does not know how
+# One round trip writes any number of jobs. The statement does not join jobs with tasks: the planner does not know how
 # many rows the CTEs have, and might compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until the limits admit the job, it is held, and `start_within_seconds` is its
 # time limit.
-# If `not_before` is NULL or has passed, `greatest` gives the present time: so the job comes after those that are due.
+# If `not_before` is NULL or has passed, `greatest` gives the present time: so the job comes after all jobs that are due
+# already.
 # A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
 SUBMIT = f"""
 -- submit
@@ -107,7 +108,8 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)
     limited_jobs = [new for new in jobs if new.limits]
     in_pieces = len(jobs) > jobs_per_piece
-    # A single statement needs no transaction. Inside the caller's transaction it needs no savepoint.
+    # A single statement needs no transaction. Limited jobs need more statements: for these the caller's transaction is
+    # enough. Pieces always get a transaction, or a savepoint inside the caller's transaction.
     needs_transaction = in_pieces or (limited_jobs and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once

@@ -26,9 +26,10 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 
 # A workflow waits with the status `waiting`. The column `news` counts the signals that have come for it, and its steps
 # that have ended. `wake_at` is a count, too: when `news` reaches `wake_at`, the workflow is due. While the workflow
-# runs, a completion only raises `news`, and `suspend` compares the two later.
+# runs, a completion only raises `news`. `suspend` later compares `news` with the count that the worker has read.
 
-#: A count that `news` never reaches: no end of a step makes the workflow due.
+#: A count that `news` never reaches. COMPLETE writes it in place of a `wake_at` of NULL if the workflow is not due. The
+#: reason: in the row that its UPDATE returns, NULL means that the workflow is due now.
 _NEVER = 2**31 - 1
 #: SQL: the step `c` (a blocked step, or a waiting workflow) becomes due now. `dep.ended_needs`: how many more of the
 #: steps for which it waits have ended.
@@ -63,10 +64,10 @@ def _completed(columns: str = "", condition: str = "") -> str:
 ), succeeded_tasks AS (
     -- The leases' tasks that pass the guard (guard.py) succeed. If a renewal of the lease, or a write of the attempt's
     -- note, has locked a task's row, this write waits, and then checks the guard on the newest version of the row.
-    -- Other settlements lock the rows before
-    -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
-    -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
-    -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.
+    -- Other settlements lock the rows before they write. This statement does not, because each such lock is one more
+    -- record in the WAL. If a job has a single task, and the task succeeds at its first claim, this statement writes no
+    -- event. The view `history` derives the events of the claim and of the completion from `claim_seq`, `claimed_by`
+    -- and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -148,20 +149,18 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
 #
 # With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
-# message through the broker and a commit. Some steps are never claimed in this way. These are the steps of another
-# queue, of a paused queue, and of a job that is being cancelled. Less urgent steps are not claimed either, because more
-# urgent tasks may be due. Nor are steps of jobs with external workers, because the status of such a job has other
-# rules.
+# message through the broker and a commit. The statement does not claim a step of another queue, of a paused queue, or
+# of a job that is being cancelled. It does not claim a less urgent step, because more urgent tasks may be due. It does
+# not claim a step of a job with external workers, because the status of such a job has other rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
 # then reads the new version of the row, so it must handle every status of a task that has not ended. In the rows that
-# `updated_dependents` returns, `wake_at` says whether this statement made the workflow due: NULL if it did, and a time
-# if it did not.
+# `updated_dependents` returns, `wake_at` is NULL if this statement made the workflow due, and else a count.
 #
 # The snapshot of this statement is older than its lock of the job. Another statement may have completed steps of the
-# job in between. So `dependents` may see that a step waits for more steps than it does in the version of the row that
-# `updated_dependents` writes. If the step is ready only in that newer version, this statement does not claim the step.
-# Instead it writes a hint for the step (a message that tells workers of a due task).
+# job in between. So `dependents` may read an older `waiting_on` of a step than `updated_dependents`. If the step is
+# ready only by the newer value, this statement does not claim the step. Instead it writes a hint for the step (a
+# message that tells workers of a due task).
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker

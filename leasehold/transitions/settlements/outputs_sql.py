@@ -10,8 +10,8 @@ from leasehold.transitions.settlements.records import Output
 
 
 def write_outputs(settled: str, parameter: str) -> str:
-    """SQL: the CTE `outputs`. `settled`: a CTE with a row for each task whose guard has passed: id, job_id, tenant_id,
-    step, and `place`, the task's position in `parameter`, which `outputs_column` makes.
+    """SQL: the CTE `outputs`. `settled`: a CTE with a row for each task that passed the guard: id, job_id, tenant_id,
+    step, and `place`, the task's position in the array `parameter`. `outputs_column` makes this array.
 
     After a snooze or a fan-out, a later attempt of the step may write an output again. Then the newer object replaces
     the older one.

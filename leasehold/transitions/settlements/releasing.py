@@ -54,12 +54,10 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending. The attempt does not count. The statement writes a new hint (a
-    message that the task is due).
+    """running -> pending. The attempt does not count. The statement writes a new hint (a message that the task is due).
 
     In a job that is being cancelled, only a workflow that has called something is released, because its code must still
-    see the cancel. The
-    verdict of any other lease is LOST.
+    see the cancel. The verdict of any other lease of such a job is LOST.
     """
     return await settle_twice(partial(_release, connection), leases, lambda lease: lease)
 

@@ -23,7 +23,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to
-    -- snooze, the step makes progress: earlier losses of the worker no longer count.
+    -- snooze, the step makes progress: its earlier losses (attempts whose worker was lost) no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay),
@@ -65,7 +65,7 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 
 async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept. If the
-    step itself asked to snooze, earlier losses no longer count.
+    step's code asked to snooze, the step's earlier losses (attempts whose worker was lost) no longer count.
 
     In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
     of such a job gets the verdict LOST and does not change. The same holds for a lease that is not valid any more.

@@ -33,13 +33,13 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # (NULL: never). $8: for each workflow, the step that its calls start and that the same worker claims with this commit
 # (NULL: none). $9: the duration of that step's lease. A claimed step gets no hint.
 #
-# HELD_IN_LIVE_JOB gives the tables `lease_batch` (the leases of this statement) and `held` (those that are still
-# valid). write_calls gives `steps`: the steps that the calls start. `wake_at` is a value of `news`, and no time.
+# HELD_IN_LIVE_JOB gives the CTEs `lease_batch` (the leases of this statement) and `held` (those that are still valid).
+# write_calls gives the CTE `steps`: the steps that the calls start. `wake_at` is a value of `news`, and no time.
 # `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
-    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses of the
-    -- worker no longer count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses (attempts
+    -- whose worker was lost) no longer count. `journaled`: the workflow has called something.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,

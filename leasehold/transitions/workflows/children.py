@@ -23,7 +23,8 @@ from leasehold.transitions.workflows.records import Call, Recording
 
 #: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
 #: the table `quarantine` the units of DUTY are workflows that the duty could not wake. The units of ORPHANS are runs
-#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again.
+#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again. `counted` also creates the
+#: counters.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
 # This statement only locks. _STARTED runs after it in the same transaction. The reason: an earlier try of the same
@@ -53,8 +54,8 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
-    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel: a replay finds the
-    # run in the journal, even if the cancel came after that try.
+    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel: if the workflow's
+    # code runs again, it finds the run in the journal, even if the cancel came after that try.
     if await connection.fetchval(_STARTED, row["job_id"], call.branch, call.number):
         return CreatedRuns([], [])
     if row["cancelling"] and call.state == "open":  # a detached call is written as `done`
@@ -70,16 +71,16 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
 # SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
 # workflow for this end. `due_at` is the end for which `_WAKE_WAITING` woke the workflow last: a retried run may end
-# again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn would wake a
-# workflow that has the result and waits for something else.
+# again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn of the duty
+# would wake a workflow that has the result and waits for something else.
 _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
-# Workflows that wait for a run that has ended. The task of the workflow itself is not `contained`. A workflow that runs
-# now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open, and
-# then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only
-# this workflow; NULL: all.
+# Workflows that wait for a run that has ended. The task of the workflow itself is not `contained` (started by a
+# workflow). A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the
+# journal's row is still open, and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow
+# may await many runs. $2 only this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -122,6 +123,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
     is woken once, even if several of its runs have ended. Returns a hint for each workflow.
     """
 
+    # `run_units` passes None first; after an error it passes each locked job by itself.
     async def take(only_job: object | None) -> list[UUID]:
         return [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit, only_job)]
 
@@ -144,9 +146,8 @@ LIMIT $1
 """
 
 
-# Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
-# rows whose run has ended. The index of open rows then leaves them out. Two kinds of rows stay open until the workflow
-# has ended, too:
+# Closes all rows of a workflow that succeeded, and else the rows whose run has ended. The index of open rows then
+# leaves them out. Exception: until the workflow has ended, two kinds of rows stay open although their run has ended:
 # - A row `start` of a run that failed. A client may retry such a run (`jobs.replay`). Then the run must still be
 #   cancelled if its workflow ends without success.
 # - A row `result`, unless the workflow has recorded the result. While the row is open, retention keeps the run

@@ -81,7 +81,7 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 """
 
 
-# $1 owners, $2 tasks, $3 epochs: of the leases. $4, $5 the place after which the page begins, $6 the rows of the page.
+# $1 owners, $2 tasks, $3 epochs: of the leases. $4, $5 the place after which the page begins, $6 how many rows it has.
 READ = _read(
     "read_journal",
     "(SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int)"
@@ -91,7 +91,8 @@ READ = _read(
 #: workflow still waits for, if they are at most this many. The limit bounds the bytes of the answer.
 SHORT = 16
 #: The most rows of one page of a long journal. If the results of so many calls do not fit into one JSON value of
-#: PostgreSQL, the pages become smaller. The limit is 256 MB in PostgreSQL's own form, in which a number takes 12 bytes.
+#: PostgreSQL, `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its own form, in which a
+#: number takes 12 bytes.
 _PAGE = 200
 READ_SHORT = _read(
     "read_short_journal",
@@ -151,8 +152,9 @@ class StoredSignal:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`news`: how many signals and ends of steps have come for the workflow; `suspend` compares it. `version`: the
-    version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of the run was requested.
+    """`news`: how many signals and ends of steps have come for the workflow; `suspend` checks whether more have come
+    since. `version`: the version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of
+    the run was requested.
     `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
     `signals`, which are the oldest ones.
     """
@@ -223,6 +225,7 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
         else:
             journal.entries.extend(page.entries)
         places_read += size
+        # The last page: all `places` are read; without `places`, the page has fewer rows than it could have.
         if places_read >= len(places) if places is not None else len(page.entries) < size:
             return journal
         if page.entries:

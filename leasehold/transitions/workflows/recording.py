@@ -21,7 +21,8 @@ def _record(name: str, held: str) -> str:
     """
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, reset_counters AS (
-    -- The workflow has made progress: earlier errors and losses of the worker no longer count.
+    -- The workflow has made progress: earlier errors and losses (attempts whose worker was lost) no longer count.
+    -- `journaled`: the workflow has called something.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced_jobs AS (

@@ -17,9 +17,9 @@ class Call:
     `branch`: which of the coroutines that run at the same time makes the call. `number` counts the calls of that
     coroutine.
 
-    `kind`: run (starts a step of this run) | start (starts another run) | result (waits for that run) | sleep |
+    `kind`: run (starts a step of this run) | start (starts another run) | result (waits for a started run) | sleep |
     signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a place where its
-    code was changed). `name`: of what it calls or awaits.
+    code was changed). `name`: the name of what the call starts or awaits.
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.

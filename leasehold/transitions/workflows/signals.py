@@ -23,10 +23,10 @@ _RETRY_SECONDS = 5.0
 #: The most compiled schemas of waits in the cache.
 _MAX_VALIDATORS = 256
 
-# This statement only locks. SEND runs after it in the same transaction. A suspension (settlements/suspending.py) begins
-# the wait of a workflow. It holds the job's lock while it writes to the table `journal` for which signals and steps the
-# workflow waits. If SEND itself waited for the lock, it would not see these rows, because a statement that waits keeps
-# its old snapshot.
+# This statement only locks. SEND runs after it in the same transaction. The reason: a suspension
+# (settlements/suspending.py) holds the job's lock while it writes the rows of the workflow's waits to the table
+# `journal`. If SEND itself waited for the lock, it would not see these rows, because a statement that waits keeps its
+# old snapshot.
 _LOCK = """
 -- signal_lock
 SELECT j.finished_at IS NOT NULL AS ended, j.status = 'cancel_requested' AS cancelling FROM job j

@@ -28,10 +28,10 @@ WITH lease_batch AS MATERIALIZED (
 ), succeeded_tasks AS (
     -- The leases' tasks that pass the guard (guard.py) succeed. If a renewal of the lease, or a write of the attempt's
     -- note, has locked a task's row, this write waits, and then checks the guard on the newest version of the row.
-    -- Other settlements lock the rows before
-    -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
-    -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
-    -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.
+    -- Other settlements lock the rows before they write. This statement does not, because each such lock is one more
+    -- record in the WAL. If a job has a single task, and the task succeeds at its first claim, this statement writes no
+    -- event. The view `history` derives the events of the claim and of the completion from `claim_seq`, `claimed_by`
+    -- and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,

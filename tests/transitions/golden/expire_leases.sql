@@ -60,8 +60,8 @@ WITH lost_task AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the job gets the error of one ended step. Preferred is a step that may not run again,
-    -- then one that no workflow started, then the one with the lowest position.
+    -- A job that fails gets the error of one ended step. A step that may not run again comes first, then a step that
+    -- no workflow started, then the step with the lowest position.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
@@ -92,9 +92,9 @@ WITH lost_task AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. The
-    -- workflow is due when `news` reaches `wake_at` (settlements/completion.py): `wake_at` is then null, which
-    -- `woken_hints` reads.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps and the signals of a workflow. If
+    -- `news` reaches `wake_at` (settlements/completion.py), the workflow is due now. Then `wake_at` becomes null, and
+    -- `woken_hints` writes a hint.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

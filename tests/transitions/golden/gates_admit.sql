@@ -6,8 +6,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps need no step that has not succeeded. They can run now, or wait for their start time. A workflow
-    -- is a first step, too: it does not need the steps that it started (`contained`).
+    -- The first steps can run now, or wait for their start time. A workflow is a first step, too: it does not need the
+    -- steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -19,8 +19,8 @@ WITH jobs AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
-    -- The first steps, numbered within their job, with the job's next status. A job whose first steps are all for
-    -- external workers (queues `ext:`) waits for one. A job with a first step that is due for a worker is queued.
+    -- The first steps, numbered within their job, with the job's next status: `waiting_worker` if they are all for
+    -- external workers (queues `ext:`), else `queued` if one of them is due for a worker of the platform.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'

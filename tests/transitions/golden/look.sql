@@ -68,8 +68,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     -- Whether each task is within the room of its tenant.
     SELECT h.*, coalesce(h.nth <= h.room, true) AS has_room FROM numbered_heads h
 ), candidates AS MATERIALIZED (
-    -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant, after the
-    -- running tasks.
+    -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant. The numbers
+    -- begin after the tenant's running tasks.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn, h.since
     FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id
     WHERE h.has_room

@@ -63,7 +63,8 @@ WITH lease_batch AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM calls WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), reset_counters AS (
-    -- The workflow has made progress: earlier errors and losses of the worker no longer count.
+    -- The workflow has made progress: earlier errors and losses (attempts whose worker was lost) no longer count.
+    -- `journaled`: the workflow has called something.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced_jobs AS (

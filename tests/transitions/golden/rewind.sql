@@ -8,7 +8,8 @@ WITH RECURSIVE again(id) AS (
     WHERE NOT (t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
 ), parts(id) AS (
-    -- The parts of a step that fans out again, and their parts. A step whose part runs again keeps its parts.
+    -- The parts of a step that fans out again, and the parts of these parts. The table `item` names the parent of each
+    -- part. A step whose part runs again keeps its parts.
     SELECT i.task_id FROM again JOIN item i ON i.parent_id = again.id JOIN task t ON t.id = i.task_id
     WHERE NOT t.contained
       AND NOT EXISTS (SELECT 1 FROM item other JOIN again a ON a.id = other.task_id WHERE other.parent_id = i.parent_id)

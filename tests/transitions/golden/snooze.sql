@@ -31,7 +31,7 @@ WITH lease_batch AS MATERIALIZED (
     FOR UPDATE OF t
 ), snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to
-    -- snooze, the step makes progress: earlier losses of the worker no longer count.
+    -- snooze, the step makes progress: its earlier losses (attempts whose worker was lost) no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay),

@@ -64,8 +64,8 @@ WITH lease_batch AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM calls WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), suspended_workflows AS (
-    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses of the
-    -- worker no longer count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses (attempts
+    -- whose worker was lost) no longer count. `journaled`: the workflow has called something.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
