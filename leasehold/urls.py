@@ -1,8 +1,9 @@
-"""Parses and checks the URLs of PostgreSQL and RabbitMQ. A process with a wrong URL refuses to start.
+"""Parses and checks the URLs of PostgreSQL and RabbitMQ, and checks those of HTTP services. A process with a wrong URL
+refuses to start.
 
 A URL of PostgreSQL has the form of libpq's URLs, and `sslmode` means what it means in libpq. A URL of RabbitMQ follows
-RabbitMQ's URI specification. Both may name several servers. An unknown parameter is refused. An error names the
-variable, the parameters and the files at fault, but never quotes the URL, because a URL may contain a password. In all
+RabbitMQ's URI specification. Both may name several servers. This module refuses unknown parameters. Its errors name the
+variable, the parameters and the files at fault, but never quote the URL, because a URL may contain a password. In all
 functions, `name` is the variable that has the URL; it appears in errors.
 """
 
@@ -131,6 +132,7 @@ def broker_urls(text: str) -> tuple[BrokerUrl, ...]:
 
 
 def _nodes_of(text: str) -> Iterator[BrokerUrl]:
+    """A BrokerUrl for each host of one URL."""
     name = "LEASEHOLD_AMQP_URL"
     parts = _split(name, text, ("amqp", "amqps"))
     login, at_sign, host_list = parts.netloc.rpartition("@")
@@ -200,7 +202,7 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mapping[str, str]) -> dict[str, str]:
     """The parameters of the URL. Raises BadSetting for a repeated parameter, and for an unknown one: it may be a
-    misspelt `sslmode`. `advice`: by parameter, what to write instead of repeating it.
+    misspelt `sslmode`. `advice`: parameter -> what to write instead of the repeated parameter.
     """
     pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # libpq does not read a + as a space
     names = [key for key, _ in pairs]

@@ -67,7 +67,7 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
 
 
 async def _serve_and_leave(settings: Settings, health: Health) -> None:
-    """As `serve`. If a task of a handler does not end after that, end the process without it."""
+    """As `serve`. If a handler's task still runs `_END_SECONDS` after that, end the process without waiting for it."""
     try:
         await serve(settings, health)
     except BaseException:

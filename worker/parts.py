@@ -68,7 +68,7 @@ from leasehold.worker.warm_up import WarmUp
 
 log = structlog.get_logger(__name__)
 
-#: The most tasks of one statement that claims or settles, and the most of a workflow's writes in one statement.
+#: The most tasks that one statement claims or settles, and the most requests of workflows in one round trip.
 _BATCH = 128
 #: Seconds for which a worker that starts waits for the database.
 _PATIENCE_SECONDS = 60.0
@@ -207,8 +207,8 @@ async def open_parts(
 def _registration_of(
     settings: Settings, pipelines: Pipelines, queues: ServedQueues, worker: UUID, ready: frozenset[str]
 ) -> Registration:
-    """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because they are loaded by now.
-    Children load the handlers of isolated steps, so it needs the names of their pipelines.
+    """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because this process has loaded
+    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these by pipeline.
     """
     handlers = pipelines.loaded_handlers(queues.isolated_pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)

@@ -38,13 +38,13 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; if they name none, all queues that the pipelines declare. For each of its
-        labels the worker also serves a queue `QUEUE@LABEL` of each queue. Only workers with that label serve such a
-        queue.
+        """The queues that the settings name; if they name none, all queues that the pipelines declare. For each queue
+        and each of its own labels, the worker also serves the queue `QUEUE@LABEL`. Only workers with that label serve
+        such a queue.
         """
         declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
         every = served_queues(frozenset(settings.queues or declared_queues), settings.labels)
-        unpinned_queues = {unpinned_queue(queue) for queue in every}
+        unpinned_queues = {unpinned_queue(queue) for queue in every}  # without the labels
         served_pipelines = [
             pipeline for pipeline in pipelines if any(step.queue in unpinned_queues for step in pipeline.steps)
         ]

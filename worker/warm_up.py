@@ -1,8 +1,8 @@
 """Starts the children of a worker (the processes of isolated steps) before the rest of the worker: the children load
 their handlers on other cores meanwhile.
 
-`Worker` enters `warm_up` first. This module must not import the rest of the worker, because that import would delay the
-children. It takes about half as long as a zygote (the process that forks the children) needs to load its handlers.
+`Worker` enters `warm_up` first. This module must not import the rest of the worker. That import would delay the
+children by about half the time that a zygote (the process that forks the children) needs to load its handlers.
 """
 
 from __future__ import annotations

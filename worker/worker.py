@@ -41,9 +41,8 @@ _PULSE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker. `queues`: the queues that it serves now. Isolated queues are added when the children have started:
-    only then the worker knows which fences confine the children. (A fence is a mechanism of the kernel: Landlock, for
-    example.)
+    """One worker. `queues`: the queues that it serves now. The worker adds the isolated queues when the children have
+    started, and have reported which fences confine them. (A fence is a mechanism of the kernel: Landlock, for example.)
     """
 
     parts: Parts
@@ -106,8 +105,8 @@ class Worker:
     # --- start
 
     async def _start(self) -> None:
-        # If there are inline queues, serve them first: import before the children start, because children that load
-        # their handlers meanwhile would slow the import down.
+        # Serve the inline queues first, if there are any. So import parts.py before the children start: children that
+        # load their handlers meanwhile would slow the import down.
         if self._chosen.inline:
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
@@ -144,8 +143,8 @@ class Worker:
         handlers, drain the worker, and then raise DeclarationError.
         """
         try:
-            # All queues that the worker may serve. If isolation.py refuses the isolated queues, these are only the
-            # inline queues, as before.
+            # All queues that the worker may serve: the inline queues alone, as before, if isolation.py refuses the
+            # isolated queues.
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()

@@ -90,7 +90,7 @@ class Context:
         The call raises InvalidArguments, or Permanent `workflow_as_step` if the task is a workflow. Awaiting it gives
         the task's result, or raises TaskFailed.
         """
-        if task.runnable.is_workflow:  # both workflows would write to the same places of the journal
+        if task.runnable.is_workflow:  # both workflows would write to the same rows of the journal
             raise Permanent(
                 "workflow_as_step",
                 f"{task.runnable.step_name} is a workflow, which is a run of its own: await ctx.start(...), then the"

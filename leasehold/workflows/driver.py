@@ -2,8 +2,9 @@
 
 A branch is the workflow's own coroutine, or a coroutine that it gives to `gather`. A branch yields the call that it
 awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately; else
-the branch waits. When every branch waits, `advance` returns: the worker commits the new rows (`calls`) and suspends the
-workflow. The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
+the branch waits. When every branch waits, `advance` returns, and the worker suspends the workflow: it commits the new
+rows (`calls`) and gives its lease back. It may keep the driver: the next `advance` goes on with the results that have
+come meanwhile.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class Driver:
         self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
-        # Together with a journal, the driver reads only the oldest signals. `_last_signal`: the id of the last of
-        # these; None: there are no later signals. `_last_of_name`: name -> the id of the last signal of this name that
-        # `_take_signal` has read later.
+        # Together with the journal, `_read` reads only the oldest signals. If there are more, `_last_signal` is the id
+        # of the last one that `_read` has read, else None. `_last_of_name`: name -> the id of the last signal of this
+        # name that `_take_signal` has read since.
         self._last_signal: int | None = None
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
@@ -119,15 +120,15 @@ class Driver:
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._committing = asyncio.Lock()
-        self._cancelling = False
-        self._cancelled_at: datetime | None = None  # when the cancel was requested, by the journal
+        self._cancelling = False  # the workflow has seen the cancel (see `_cancel`)
+        self._cancelled_at: datetime | None = None  # when the cancel was requested; `_read` reads it with the journal
         self._has_met_cancel = False  # Cancelled was raised in a branch
 
     # --- for the worker
 
     async def advance(self, port: Port) -> Outcome:
-        """Go on until every branch waits, or the workflow has ended. Before it returns, this method waits for the
-        functions of `ctx.call` and the starts of runs that are under way.
+        """Go on until every branch waits, or the workflow has ended. While a function of `ctx.call` or the start of a
+        run is under way, this method does not return.
 
         Raises the error with which the workflow ends (`_final_error`), Cancelled and LeaseLost. Raises JournalLost
         before the workflow's code goes on.
@@ -145,8 +146,9 @@ class Driver:
                 task.cancel()
         await self._reopen(port, main.error)
         outcome = self._outcome_of(main)
-        # `calls` may still have the row of the signal that was consumed last. If a cancel is requested only now, the
-        # code has already ended, and the cancel must not change how the run ends. So a second commit writes the row.
+        # `calls` may still have the row of the signal that was consumed last. If a client requests a cancel only now,
+        # PostgreSQL refuses the first commit. The code has already ended, and this cancel must not change how the run
+        # ends. So the second commit counts the cancel as seen, and writes the row.
         if not await self._commit(port):
             self._cancelling = True
             await self._commit(port)
@@ -161,8 +163,8 @@ class Driver:
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
-        """Raise a requested cancel in the branches, and then run every branch that is ready. Returns whether the
-        workflow then waits; False: it has ended.
+        """Raise a requested cancel in the branches, and then run every branch that is ready. Returns False if the
+        workflow has ended; True: it waits.
         """
         if not self._cancelling and (self._cancelled_at is not None or port.cancelled()):
             self._cancel()
@@ -199,9 +201,9 @@ class Driver:
         return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
-        """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed. A
-        retried run then waits for another signal. Exception: if the journal has the wait as done already, a retried run
-        gets the same payload again.
+        """If the workflow ends with the SignalInvalid of a wait, record that wait as open again, and its signal as
+        consumed. A retried run then waits for another signal. Exception: if the journal already has the wait as done, a
+        retried run gets the same payload again.
         """
         for call, signal in self._invalid_signals:
             if call.error is error and any(row.signal == signal for row in self.calls):
@@ -280,7 +282,9 @@ class Driver:
             await self._receive_result(port, call, entry)
 
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
-        """As `_receive`, for a call that no cancel has ended."""
+        """As `_receive`, for a call that no cancel has ended. `entry.state`: what the journal has recorded of the call.
+        `entry.status`: the present state of the step or run that the call awaits.
+        """
         branch = self._branch_of(call)
         if isinstance(call, ResultCall):
             await self._receive_end(port, call, branch, entry)
@@ -305,17 +309,17 @@ class Driver:
             self._wait(call, entry.seconds)
 
     async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
-        """End the call as its run has ended: by the journal's record of that end, or else by the run's present state.
-        If the run has not ended, the call waits.
+        """Give the call the end of its run: from the journal's record of that end, or else from the run's present
+        state. If the run has not ended, the call waits.
 
         If the journal has no such record, the driver writes it together with the next call that the code makes. A
-        replay must come to that call again, even if the run was retried meanwhile and has ended otherwise, or was
-        deleted. Before that call, nothing depends on the end. Exception: a large result is not recorded. It is an
+        replay must come to that next call again, even if a retry has ended the awaited run otherwise, or the run was
+        deleted. Before the next call, nothing depends on the end. Exception: a large result is not recorded. It is an
         output of the run, and stays in the store for as long as the run is kept.
         """
         if entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
-        elif entry.state == "done" and entry.value is not None and "at" in entry.value:
+        elif entry.state == "done" and entry.value is not None and "at" in entry.value:  # the record of an end has `at`
             result = call.task.decode_result(entry.value["value"])
             self._resolve(call, branch, datetime.fromisoformat(entry.value["at"]), result)
         elif entry.status == "succeeded":
@@ -332,14 +336,14 @@ class Driver:
             self._wait(call, entry.seconds)
 
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
-        """Whether the step or run ended because this run is being cancelled. The call then gets no result from it:
+        """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result:
         `_cancel` raises Cancelled where the call is awaited.
         """
         if self._cancelled_at is None:
             return False
         if isinstance(call, RunCall):
             return entry.status in ("cancelled", "skipped")
-        if not isinstance(call, ResultCall) or entry.state != "open":  # the end that the journal has recorded counts
+        if not isinstance(call, ResultCall) or entry.state != "open":  # not open: the recorded end counts
             return False
         return entry.status == "cancelled" and entry.at >= self._cancelled_at
 
@@ -460,7 +464,7 @@ class Driver:
     async def _run_branch(self, port: Port, branch: Branch) -> None:
         """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
-            branch.cancelled = True  # `send` below raises Cancelled in it
+            branch.cancelled = True  # `send` below raises Cancelled in the branch (Pending.__await__)
         self._active = branch
         try:
             awaited = branch.coroutine.send(None)
@@ -484,8 +488,8 @@ class Driver:
         self._wake(branch)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin the call that the branch awaits: take its result from the journal, or make the call. If an earlier
-        await has begun the call, only check that this branch may await it, too.
+        """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
+        began the call before, only check that this branch may await the call, too.
         """
         if pending.owner is not None:
             _check_second_await(pending, pending.owner, branch)
@@ -499,8 +503,9 @@ class Driver:
             await self._issue_call(port, pending, branch)
 
     async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
-        """Give the call its place in the journal, and take its result from there or make the call. While the run is
-        being cancelled, only a call that undoes work (`_may_undo`) is made; any other call fails.
+        """Give the call its place in the journal. If the journal has an entry there, take the result from it; else make
+        the call. While the run is being cancelled, the driver makes a call that undoes work (`_may_undo`); every other
+        new call fails.
         """
         branch.number += 1
         call.branch, call.number = branch.path, branch.number
@@ -529,7 +534,9 @@ class Driver:
                 if element in self._coroutines:
                     raise _wrong_await("one coroutine twice. Call its function once for each time")
                 self._coroutines.add(element)
-                path = f"{branch.path}{branch.gather_count}.{number}/"
+                path = (
+                    f"{branch.path}{branch.gather_count}.{number}/"  # "1.0/2.3/": part 3 of gather 2 of branch "1.0/"
+                )
                 self._branches[path] = Branch(path, element, branch.now, cancelled=branch.cancelled)
                 gather.parts.append(self._branches[path])
             else:
@@ -564,7 +571,8 @@ class Driver:
             case SignalCall():
                 await self._match_signal(port, call, None)
             case StartCall():
-                # If this workflow ends without success, the runs of `open` rows are cancelled. A detached run goes on.
+                # If this workflow ends without success, the workers cancel the runs of `open` rows. A detached run goes
+                # on.
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
                 self._count_row()
@@ -576,16 +584,17 @@ class Driver:
                 self._wait(call, 0.0)
             case LocalCall():
                 self._take_ends()
-                # Rows that are not open record how a wait has ended, and where Cancelled was raised.
+                # Rows that are not open record how waits have ended, and where Cancelled was raised. The code has come
+                # to this call by these rows.
                 has_news = any(row.state != "open" for row in self.calls)
                 work = self._call_function(port, call, commits_first=has_news, undoes=self._cancelling)
                 self._local_tasks[asyncio.ensure_future(work)] = call
 
     async def _call_function(self, port: Port, call: LocalCall[Any], *, commits_first: bool, undoes: bool) -> Any:
-        """Call the function. `commits_first`: commit `calls` before the function has an effect. The code has come to
-        this call because of these rows. If the worker dies, a replay comes to the call only if the journal has the
-        rows. `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a cancel
-        came that the code had not seen.
+        """Call the function. `commits_first`: commit `calls` before that, because the code has come to this call by
+        these rows. If the worker dies after the function had an effect, a replay comes to the call only if the journal
+        has the rows. `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a
+        cancel came that the code had not seen.
         """
         if commits_first and (not await self._commit(port) or self._cancelling is not undoes):
             raise _NotCalled
@@ -598,7 +607,7 @@ class Driver:
 
     async def _finish_local_task(self, port: Port) -> None:
         """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call` or a
-        `ctx.start` has ended. Commit a function's result before the workflow gets it.
+        `ctx.start` has ended, and give its result to the workflow. Commit a function's result before that.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -660,8 +669,8 @@ class Driver:
         self.calls.append(call)
 
     def _count_row(self) -> None:
-        """Count a new call, and record the ends of runs that the code had seen when it made the call. Raises Permanent
-        `workflow_too_long` if the workflow makes more calls than it may.
+        """Count a new call. Before that, record the ends of runs that the code has seen (see `_receive_end`). Raises
+        Permanent `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
         self._row_count += 1
@@ -692,8 +701,8 @@ class Driver:
             self._cancel_call(call)
 
     def _cancel_call(self, call: Journaled[Any]) -> None:
-        """End the call with Cancelled, and record that. The record is committed before the next effect of the code. So
-        a replay also ends the call with Cancelled, even if its result has come meanwhile.
+        """End the call with Cancelled, and record that end. The driver commits the record before the code has its next
+        effect. So a replay ends the call with Cancelled, too, even if the call's result has come meanwhile.
         """
         self.calls.append(Call(call.branch, call.number, call.kind, call.name, "cancelled"))
         self._reject_as_cancelled(call)
@@ -748,8 +757,8 @@ def _final_error(error: BaseException) -> BaseException:
 
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
-    """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets. The result
-    is decoded from the row, as in a replay.
+    """The journal's row for an ended function of `ctx.call`, and the result that the workflow gets. The result is
+    decoded from the row, as in a replay.
 
     Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
     three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type does not take
@@ -801,9 +810,10 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     that awaits a call first decides the call's place, so it must be the same branch at each replay.
 
     Two cases are safe:
-    - One branch is an ancestor of the other: an ancestor does nothing while its branches run.
-    - The call is the first that `owner` awaits, and `branch` has the same parent, or descends from that parent: all
-      branches of a gather begin their first call before any of them goes on.
+    - One branch is an ancestor of the other (the other began in its gather): an ancestor does nothing while its
+      branches run.
+    - The call is the first that `owner` awaits, and `branch` descends from the parent of `owner`: all branches of a
+      gather begin their first call before any of them goes on.
     """
     if branch is owner:
         return
@@ -812,6 +822,7 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     if owner.path.startswith(branch.path):
         pending.owner, pending.is_first = branch, False
         return
+    # The path of the owner's parent, or of the owner itself: `branch.path` must begin with it.
     ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
     if not branch.path.startswith("".join(ancestor)):
         raise _wrong_await(

@@ -11,7 +11,7 @@ from leasehold.workflows.pending import Gather, Pending, RunCall
 def needed_ends(pending: Pending[Any] | None) -> int | None:
     """How many more steps must end before the coroutine that awaits `pending` can go on. None: it waits for no step.
 
-    The number may be too small: a workflow that is woken too early suspends again. It is never too large.
+    The number may be too small, but never too large: a workflow that wakes too early suspends again.
     """
     if pending is None or pending.is_done:
         return None
@@ -22,8 +22,8 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
     if not isinstance(pending, Gather):
         return None
     open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may occur several times
-    # A branch among the parts may go on before the other parts have ended: the workflow must wake for the first branch
-    # that can go on.
+    # A branch among the parts may go on before the other parts have ended. So the workflow must wake for the first
+    # branch that can go on.
     other_parts = [part for part in open_parts if not isinstance(part, RunCall)]
     if not other_parts:
         return len(open_parts)

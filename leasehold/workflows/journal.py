@@ -1,4 +1,4 @@
-"""Replays a journal (the rows of a workflow's calls): when the workflow's code runs again from its top, each call takes
+"""Replays a journal (the rows of a workflow's calls). When the workflow's code runs again from its top, each call takes
 the entry at its place (branch and number). The entry must name the same call.
 """
 

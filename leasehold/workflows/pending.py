@@ -21,10 +21,10 @@ class Pending(Generic[T]):
 
     A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
     first await begins the call: the call gets its place in the journal in the branch that awaits it. A second branch
-    may await the call only if it cannot be the first at a replay: the call would then get another place. The driver
-    refuses all other awaits.
+    may await the call, too. Exception: at a replay, this branch could await the call first, so that the call would get
+    another place. The driver refuses such an await.
 
-    `owner`: the branch that began the call, or else the ancestor of that branch that has awaited the call since then.
+    `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, it is the owner.
     `is_first`: the owner had awaited nothing before it began the call.
     """
 
@@ -145,8 +145,8 @@ class LocalCall(Journaled[T]):
 
 
 class StartCall(Journaled[T]):
-    """`ctx.start`. `make`: makes the handle of the run from its id. `detach`: the run goes on if the workflow is
-    cancelled.
+    """`ctx.start`. `make`: makes the handle of the run from its id. `detach`: the run goes on if the workflow ends
+    without success.
     """
 
     __slots__ = ("argument", "detach", "make", "task")

@@ -12,14 +12,12 @@ from leasehold.workflows.pending import StartCall
 
 
 class Port(Protocol):
-    """One attempt's access to the journal. Each method that reads or writes rows raises LeaseLost when the
-    lease is lost, except `signal`, which then returns None.
+    """One attempt's access to the journal. When the lease is lost, `signal` returns None, and every other method that
+    reads or writes rows raises LeaseLost.
     """
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        """The journal, or only the rows at these places. A place is the branch of a call, and its number in the
-        branch.
-        """
+        """The rows at these places; None: the whole journal. A place is a call's branch and number in the branch."""
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
         """The oldest unconsumed signal of this name whose id is greater than `after`, if there is one."""
@@ -35,8 +33,8 @@ class Port(Protocol):
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
-        """The output `output` of `child`, a succeeded step. With `is_run`, `child` is a succeeded run, and the output
-        is of the run's own single step, not of a step that the run's workflow started.
+        """The bytes of an output of `child`, a succeeded step. `output`: the output's name. With `is_run`, `child` is a
+        succeeded run. The output is then of the run's own single step, not of a step that the run's workflow started.
         """
 
     async def call(self, function: Callable[[], Any]) -> Any:

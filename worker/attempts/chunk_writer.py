@@ -1,5 +1,5 @@
 """Writes the log lines of attempts, and the values that they emit, into the database. While an attempt runs, this
-happens in batches. The rest is written before the attempt's settlement (the commit of how it ended).
+happens in batches. The rest is written before the attempt's settlement (the write of how it ended).
 
 In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
 attempt in one write.

@@ -33,7 +33,6 @@ class Directories:
         self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch: taken over from speculative executions
 
     def path_of(self, lease: Lease) -> Path:
-        """The directory of the attempt with this lease."""
         return self._adopted.get(_key(lease)) or self._root / f"{lease.task_id}-{lease.epoch}"
 
     def make(self, lease: Lease) -> Path:

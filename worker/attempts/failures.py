@@ -77,8 +77,7 @@ def _from_store_error(error: StoreError) -> StepError:
 
 def traceback_of(error: BaseException) -> str:
     """The traceback of an attempt's error and its causes, without the worker's frames above the handler's first frame.
-    If the handler has no frame in it, the traceback has all frames. For an isolated step, this is the traceback from
-    the child.
+    If no frame is the handler's, the traceback has all frames. For an isolated step, the child has made the traceback.
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace

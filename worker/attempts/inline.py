@@ -56,9 +56,9 @@ _Answer = TypeVar("_Answer")
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: Seconds for which an attempt without room snoozes: it gives its lease back, and the task is due again later. An
-#: attempt has no room if the pipeline's own limit (`Pipeline.room`) does not admit it. An attempt with a plain handler
-#: waits for a thread for the same number of seconds, and has no room if none becomes free.
+#: An attempt needs room: a thread for a plain handler, the admission of `Pipeline.room` for a coroutine. Without room
+#: it snoozes for this many seconds: it gives its lease back, and the task is due again later. An attempt that needs a
+#: thread first waits for the thread, for the same number of seconds.
 _ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -66,7 +66,7 @@ MAX_ITEMS = 1000
 
 class InlineAttempt:
     """The attempt that an inline handler gets. It implements leasehold.domain.attempt.Attempt, which describes the
-    methods. `opened`: the context that the pipeline's opener has opened.
+    methods. `opened`: what the pipeline's opener has opened, such as a client or a pool.
     """
 
     def __init__(
@@ -254,9 +254,7 @@ class InlineAttempt:
         await self._on_primary(partial(notes.remember, lease=self.lease, note=note))
 
     async def _remember_on(self, connection: Connection, note: Mapping[str, Any]) -> None:
-        """Write the note on the handler's connection. Raises Permanent `bad_connection` if that connection cannot write
-        it.
-        """
+        """Write the note on `connection`, which the handler gave. Raises Permanent `bad_connection` if that fails."""
         if is_of_platform(connection):
             await notes.remember(connection, self.lease, note)
             return
@@ -283,8 +281,8 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
 
 
 class InlineAttempts:
-    """Runs all inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened.
-    `on_most_stuck`: called when over half of the worker's threads are stuck.
+    """Runs all inline attempts of one worker. `opened`: pipeline -> what its opener has opened. `on_most_stuck`: called
+    when over half of the worker's threads are stuck (threads.py).
     """
 
     def __init__(
@@ -390,7 +388,7 @@ class InlineAttempts:
     async def _call_handler(
         self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
     ) -> Completion | Snoozing | Suspending | FanningOut:
-        """Call the handler; a plain one in its `thread`."""
+        """Call the handler: in `thread` if it is plain, else in the event loop."""
         pipeline, step = attempt.pipeline, attempt.step
         handler = pipeline.handlers[step]
         try:
@@ -418,6 +416,7 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             return Completion(attempt.lease, outputs, _finite(value, "the value of the step"))
         case Snooze():
             note = _finite(returned.note, "the note of the snooze")
+            # LeftToOthers: the step needs a handler that this worker lacks.
             missing_handler = returned.handler if isinstance(returned, LeftToOthers) else None
             seconds = _seconds_until(returned.until)
             return Snoozing(attempt.lease, seconds, note, outputs, missing_handler, by_step=True)

@@ -1,6 +1,7 @@
 """Runs attempts at isolated steps: fetches the inputs, runs the handler in a child process, publishes the outputs.
 
-While the outputs are published, the attempt may start the next steps speculatively (speculation.py).
+While the outputs are published, the attempt may start the next steps speculatively: before a worker has claimed them
+(speculation.py).
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class IsolatedAttempts:
         started the step speculatively, the attempt uses that run. If an earlier attempt has published the outputs of
         the same work, the attempt returns these and runs nothing.
 
-        If `may_continue` returns True after the handler has ended, start later steps speculatively. They run until an
-        attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the child and the store
-        raise.
+        If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
+        a step takes the run over; otherwise `discard_speculations` ends the run. Raises what the handler, the child and
+        the store raise.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -219,7 +220,6 @@ class IsolatedAttempts:
         return speculation
 
     def _discard(self, key: tuple[UUID, str]) -> None:
-        """Discard the speculation of this job and step, if there is one."""
         speculation = self._speculations.pop(key, None)
         if speculation is not None:
             speculation.discard()
@@ -227,10 +227,10 @@ class IsolatedAttempts:
     def _speculate(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Speculation]:
-        """Start the next step, and one later step for each further run that has room (`Children.free_slots`).
+        """Start as many of the next steps as there is room for (`Children.free_slots`). If there is room for none,
+        start one, which waits until some child has ended and its memory is free.
 
-        The last of these steps starts first, because the job cannot end before that step. If no run has room, only the
-        next step starts, and waits until some child has ended and its memory is free.
+        The last of these steps starts first, because the job cannot end before that step.
         """
         if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
             return []
@@ -254,9 +254,9 @@ class IsolatedAttempts:
     def _link_inputs(
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
-        """A speculation of `next_step`, whose directory has links to the inputs: the inputs that `step` has fetched,
-        and the files that `step` has made. The digests of the made files follow when these are published. Raises
-        OSError.
+        """A speculation of `next_step`. Its directory has links to the inputs: to those that `step` has fetched, and to
+        the files that `step` has made. The attempt adds the digests of these files when it has published them
+        (`complete_digests`). Raises OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}

@@ -30,7 +30,7 @@ class Journals:
             name="journal",
             at_most=at_most,
             patience=float("inf"),
-            sets_aside=True,
+            sets_aside=True,  # a request that takes too long delays no other
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 

@@ -1,7 +1,7 @@
 """Lets attempts read and write at the primary, a server of PostgreSQL that takes writes. A standby may lack the newest
-rows: an attempt that read there, and did not see a note, an input or a result, would do its work twice, or wrongly.
+rows. An attempt that read there might miss a note, an input or a result, and do its work twice, or wrongly.
 
-While no server takes writes, an attempt waits here, as long as it trusts its lease (`HeldLease.trusted`).
+While no server takes writes, these functions wait for as long as the attempt trusts its lease (`HeldLease.trusted`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
 
 async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
     """Call `work` with a connection, and return its result. After an error of TRY_AGAIN, for example a lost connection,
-    `work` is called again. So its writes must be idempotent: PostgreSQL may have committed them in the first call, or
-    may commit them still. Raises LeaseLost as `primary_connection`.
+    call `work` again. So its writes must be idempotent: PostgreSQL may have committed them in the first call, or may
+    commit them still. Raises LeaseLost as `primary_connection` does.
     """
 
     async def work_once() -> _Answer:
@@ -58,6 +58,10 @@ async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], A
 
 
 async def _while_trusted(held: HeldLease, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Call `work`, and repeat it after each error of TRY_AGAIN until it returns. Raises LeaseLost after such an error
+    if the lease is no longer trusted.
+    """
+
     async def try_once() -> _Answer:
         try:
             return await work()

@@ -32,8 +32,8 @@ from leasehold.worker.leases.held_lease import HeldLease
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
-#: The longest manifest, because S3 allows 2 KB of user metadata in all. A longer manifest is left out: a later attempt
-#: then repeats the work.
+#: The longest manifest (this list), because S3 allows 2 KB of user metadata in all. A longer manifest is left out: a
+#: later attempt then repeats the work.
 _MANIFEST_BYTES = 1500
 
 
@@ -46,10 +46,10 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
     """The rule by which the store decides whether this attempt may replace an object that exists under the output's
     key.
 
-    The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
-    object while it does not trust its lease (the lease may have expired). Trust alone is not enough. If PostgreSQL lost
-    the session of the owner, another worker may have taken the task over. The old owner still trusts its lease for a
-    moment, and could overwrite the new owner's output. If the store drops metadata, no object names its writer, and
+    The attempt may replace the object of an earlier attempt, but not the object of a newer attempt. While it does not
+    trust its lease (the lease may have expired), it may replace no object. Trust alone is not enough. If PostgreSQL
+    lost the session of the owner, another worker may have taken the task over. The old owner still trusts its lease for
+    a moment, and could overwrite the new owner's output. If the store drops metadata, no object names its writer, and
     only trust decides.
 
     After a failover that lost the last commits, PostgreSQL may give the same epoch to a second owner. Only the owner
@@ -104,8 +104,8 @@ def _read_small(path: Path) -> bytes | None:
 async def find_published(
     store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
 ) -> Completion | None:
-    """A completion with the outputs that an earlier attempt at the same work has published. None if an output is
-    missing, or if the search fails.
+    """A completion with the outputs that an earlier attempt at the same work has published. None if there is no such
+    attempt, if an output is missing, or if the search fails.
     """
     if step.writes is None:
         return None

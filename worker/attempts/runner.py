@@ -1,4 +1,4 @@
-"""Runs one attempt from its claim to its settlement (the commit of how it ended). A slot pool, which has room for some
+"""Runs one attempt from its claim to its settlement (the write of how it ended). A slot pool, which has room for some
 attempts, calls `Runner.run`, and afterwards ACKs the hint (the message that announced the task).
 
 The runner writes no status itself: it hands a settlement to the settlement batcher, which writes it under the lease.
@@ -69,21 +69,21 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
 #: for the database.
 _AFTER_LIMIT_SECONDS = 120.0
-#: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
-#: worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS. The reason: each pause adds
-#: two events to the job's history. When a worker that has the code starts, it wakes the task earlier
-#: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
+#: A worker puts off a task whose code it lacks, for _UNKNOWN_SECONDS: the worker may be of an older release. If no
+#: living worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS. The reason: each
+#: pause adds two events to the job's history. When a worker with the code starts, it makes the task due at once
+#: (transitions/unknown_tasks.py). Workers of older releases do not do this.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
-#: A cancelled attempt has the job's grace to end, but at least and at most these seconds. Without the upper bound, a
-#: handler could catch the CancelledError and go on. It would keep its slot for ever, and a draining worker would never
-#: end. A container is killed about _MAX_STOP_SECONDS after the end of its time to drain.
+#: A cancelled attempt has the job's `grace_seconds` to end, but no less than the first and no more than the second of
+#: these numbers. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever. A
+#: draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 
 #: Errors that mean: no template can be read now, or there is none.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
-_UNFORESEEN_CODE = Unforeseen("").code
+_UNFORESEEN_CODE = Unforeseen("").code  # of an exception of an isolated step's handler that is no StepError
 
 #: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
 #: earlier release: "parked" for snoozed, "spread" for fanned out.
@@ -96,7 +96,7 @@ _OUTCOME_OF_SETTLEMENT = {
     FanningOut: "spread",
     CancelAcknowledged: "cancelled",
 }
-#: The task's new state -> the outcome, where the state says more than the kind of settlement.
+#: The task's new state -> the outcome, where the state is more exact than the kind of settlement.
 _OUTCOME_OF_STATE = {"retry": "retried", "cancelled": "cancelled", "pending": "released"}
 
 
@@ -171,7 +171,7 @@ class Runner:
         ) as span:
             failpoints.reach("after_claim")  # a failpoint: here a test can stop or kill the process
             settlement: Settlement | None = None
-            outcome, next_step = "lost", None
+            outcome, next_step = "lost", None  # if nothing is settled
             seconds = _time_limit(claimed, declaration[1]) if declaration else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
             try:
@@ -217,6 +217,7 @@ class Runner:
         )
         if claimed.cancelling:  # cancelled before this claim: so this is a workflow, whose code must see the cancel
             held.cancelled = True
+        # `work.stop` runs when the lease is lost or the attempt overdue, `on_cancel` when a client cancels the job.
         held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.stop()
@@ -322,8 +323,8 @@ class Runner:
                 log_and_stream.recorder.add_final("error", message, trace=traceback_of(stop.__cause__))
             return settlement
         except OVERTAKEN:
-            # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
-            # probably taken the lease over. Settle nothing: the newer attempt settles the task.
+            # LeaseLost, or ObjectExists: another attempt has written different bytes under this attempt's key, so
+            # another worker has probably taken the lease over. Settle nothing: the newer attempt settles the task.
             return None
         except BaseException as error:
             if not work.task.done():
@@ -339,9 +340,8 @@ class Runner:
     async def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early, by the first reason that holds: the lease is lost (None); a client
-        cancelled the job; the attempt is overdue; the handler raised Cancelled; the worker has to end; this attempt's
-        own task is cancelled (raises `stop`); the handler awaited something that was cancelled.
+        """The settlement of work that stopped early. The first check that holds decides. None: the lease is lost.
+        Raises `stop` if this attempt's own asyncio task is cancelled.
         """
         if held.lost:
             return None
@@ -357,6 +357,7 @@ class Runner:
             return Release(claimed.lease)
         if being_cancelled():
             raise stop
+        # The handler awaited something that was cancelled.
         message = "the handler let a CancelledError out, but nobody has cancelled the attempt"
         return await self._failure(claimed, step, Retryable(message, code="handler_error"))
 
@@ -439,8 +440,8 @@ class Runner:
 
 
 def _with_next_step(settlement: Settlement, claimed: Claimed, slot: Slot) -> Settlement:
-    """The settlement, changed so that it also claims a next step of the job in the same queue, if `slot` may run that
-    step. A completion of the last step records that no step follows.
+    """The settlement to send. If `slot` may run a further step, this settlement also claims a next step of the job in
+    the same queue. A completion of the last step records that no step follows.
     """
     if isinstance(settlement, Completion) and claimed.is_last:
         return settlement.of_last_step()

@@ -1,10 +1,10 @@
 """Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
-So the next step does not wait for the uploads of the step before. This is safe: an isolated step is a function of its
-files and parameters, and changes nothing outside its directory. So a worker may run the step before it has the step's
-lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else the worker
-discards it. If there is room for more runs, the worker also runs steps after the next one. Such a step must read
-nothing that a step in between writes.
+So the next step does not wait for the uploads of the step before. The worker runs it before it has the step's lease.
+This is safe, because an isolated step is a function of its files and parameters, and changes nothing outside its
+directory. An attempt that holds the step's lease and has the same inputs uses the result. Without such an attempt, the
+worker discards the result. If there is room for more runs, the worker also runs steps after the next one. Such a step
+must read nothing that a step in between writes.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the task at whose end the speculation is discarded. First this is the task that started it, then the
-    task of each next step with which this worker goes on, and last the task that took it.
-    `owner_task`: the task that took the speculation. None before `take`.
+    `bound_to`: the task at whose end the worker discards the speculation. At first it is the task whose attempt started
+    the speculation. While this worker goes on with the job, it is the task of the step that runs. From `take` on, it is
+    `owner_task`.
+    `owner_task`: the task whose attempt has taken the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that makes the last input has published it.
     `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
@@ -85,12 +86,14 @@ class Speculation:
         )
 
     def complete_digests(self, outputs: Mapping[str, str]) -> None:
-        """Add the digests of the inputs among `outputs` (name -> sha256), which the step before has published."""
+        """Add the digests of those inputs that are among `outputs` (name -> sha256), the outputs of the attempt that
+        started this speculation.
+        """
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
-        """Give the speculation to the attempt: the attempt's log gets the lines that the speculation has logged so far,
-        and `on_progress` gets its progress from now on.
+        """Give the speculation to the attempt. The attempt's log gets the lines that the speculation has logged so far.
+        From now on, `on_progress` gets the speculation's progress.
         """
         recorder_of_attempt = current()
         if self.recorder is not None and recorder_of_attempt is not None:

@@ -12,8 +12,8 @@ _Result = TypeVar("_Result")
 
 
 class StoppableWork(Generic[_Result]):
-    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the work is given up: the attempt no
-    longer waits for it, although `task` may run on.
+    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the attempt gives the work up: it waits
+    no longer, although `task` may run on.
     """
 
     __slots__ = ("_end", "_seconds", "_timer", "task")
@@ -27,8 +27,8 @@ class StoppableWork(Generic[_Result]):
         self.task.add_done_callback(self._set_end)
 
     def stop(self) -> None:
-        """Cancel the work. It may clean up. It may also catch the CancelledError and go on: so give it up after some
-        seconds.
+        """Cancel the work, which may clean up. It may also catch the CancelledError and go on: so give it up after
+        `seconds`.
         """
         self.task.cancel()
         if self._timer is None and not self.task.done():
@@ -43,7 +43,7 @@ class StoppableWork(Generic[_Result]):
             await self._end
         except asyncio.CancelledError:
             if not self.task.done():
-                self._end = asyncio.get_running_loop().create_future()
+                self._end = asyncio.get_running_loop().create_future()  # the cancel has cancelled the old future, too
                 self.stop()
                 await self._end
         if not self.task.done():

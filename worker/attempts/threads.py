@@ -60,7 +60,7 @@ class Threads:
         self._at_most = at_most
         self._on_most_stuck = on_most_stuck
         self._stuck = 0
-        self._free_threads = asyncio.Semaphore(at_most)
+        self._free_threads = asyncio.Semaphore(at_most)  # threads that nobody has reserved, started or not
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._started = 0
         self._idle = 0  # started threads that wait for work

@@ -1,9 +1,10 @@
 """Runs workflows: an attempt runs the workflow's function until it waits. inline.py calls `Workflows.drive`.
 
-A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. The worker then keeps the
-driver with the coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if
-PostgreSQL has confirmed the suspension to this worker. Otherwise the workflow's function runs again from its top, and
-the journal (the rows of its calls) gives it the results of its earlier calls.
+A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. When the workflow waits,
+the worker commits these calls and gives its lease back: it suspends the workflow. It keeps the driver with the
+coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if PostgreSQL has
+confirmed the suspension to this worker. Otherwise the workflow's function runs again from its top, and the journal (the
+rows of its calls) gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from leasehold.workflows.pending import Outcome, StartCall
 
 _Answer = TypeVar("_Answer")
 
-#: A workflow reads results of up to this size from the object store, even if LEASEHOLD_RESULT_MAX_BYTES is smaller now:
-#: it may have been larger when the result was stored.
+#: A workflow reads results of up to this size from the object store, even if LEASEHOLD_RESULT_MAX_BYTES is smaller now.
+#: The setting may have been larger when the result was stored.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 _OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
@@ -169,9 +170,9 @@ class Workflows:
             self._drop(task_id, suspended)
 
     def _take(self, lease: Lease, previous_state: str) -> Driver | None:
-        """The kept driver of the task; None if there is none that may go on. A driver may go on if no other claim has
-        run the task since the driver suspended here, and if PostgreSQL still has the suspension. A failover may have
-        undone the suspension, with the signals that it consumed: then the task was not `waiting` before this claim.
+        """The kept driver of the task, if it may go on; else None. It may go on if no other claim has run the task
+        since the driver suspended here, and if PostgreSQL still has the suspension. A failover may have undone the
+        suspension, with the signals that it consumed: then the task was not `waiting` before this claim.
         """
         suspended = self._suspended.get(lease.task_id)
         if suspended is None:
@@ -184,7 +185,9 @@ class Workflows:
         return suspended.driver
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
-        """Keep the driver for a while, if something may make the workflow due soon. Otherwise close it."""
+        """Keep the driver for a while if the workflow waits for a step, or for a time that comes soon. Otherwise close
+        it.
+        """
         wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
         may_be_due_soon = outcome.wakes_after_ends is not None or wakes_in_time
         if not may_be_due_soon or not self._max_suspended:

@@ -18,16 +18,15 @@ from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: A worker that dies holds unacknowledged hints. The broker redelivers them as soon as the worker's socket closes, but
-#: PostgreSQL may drop the worker's presence a little later. So the claimer checks after each of these pauses (seconds)
-#: whether the owner has died.
+#: A worker that dies holds unacknowledged hints. The broker redelivers them as soon as the worker's socket closes.
+#: PostgreSQL may drop the worker's presence (the lock that each living worker holds) a little later. So the claimer
+#: checks after each of these pauses (seconds) whether the owner of the lease has died.
 _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is on
-    (a lock in PostgreSQL that each living worker holds). Without presence, the claimer cannot see that the owner of a
-    lease has died.
+    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is
+    on. Without presence, the claimer cannot see that the owner of a lease has died.
     """
 
     def __init__(
@@ -52,8 +51,8 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     def holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). A hint of such a task is a
-        duplicate.
+        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`): a further hint of the task is
+        then a duplicate.
         """
         return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
 

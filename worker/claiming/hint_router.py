@@ -11,7 +11,7 @@ from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.worker.claiming.slot_pool import SlotPool
 
-#: When so many hints of one tenant wait in a slot pool, the pool gets no more of this tenant's hints from the worker's
+#: If this many hints of one tenant wait in a slot pool, the pool gets no more of this tenant's hints from the worker's
 #: own commits. The broker limits how many hints it delivers, but nothing limits how many steps a tenant's workflows
 #: start. Without this bound, all their hints would stay in memory. A hint that the router leaves out comes later
 #: through the broker, or a poll finds its task.

@@ -13,8 +13,8 @@ from uuid import UUID
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: Of the tenants that have hints, only this many are compared, the first in line. The tenant that gets a slot moves to
-#: the end of the line, so that all tenants have their turn.
+#: How many tenants with hints are compared: the first in line. The tenant that gets a slot moves to the end of the
+#: line, so that all tenants have their turn.
 _MAX_COMPARED = 32
 
 
@@ -62,7 +62,7 @@ class Hints:
         if not deliveries:
             del self._waiting[tenant]
         elif len(self._waiting) > 1:
-            self._waiting[tenant] = self._waiting.pop(tenant)
+            self._waiting[tenant] = self._waiting.pop(tenant)  # to the end of the line
         return delivery
 
     def _next_tenant(self) -> str | None:
@@ -76,8 +76,8 @@ class Hints:
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
         """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places. Only the
-        first _MAX_COMPARED tenants in line are asked.
+        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places. This
+        compares the first _MAX_COMPARED tenants in line.
         """
         at_most = self._shares.running(tenant) - 2
         if at_most < 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):

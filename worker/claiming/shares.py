@@ -25,8 +25,8 @@ class Rooms:
 
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
-    `others_overdue`: the poll leaves a `pending` task of these tenants to its hint until the task has been due for this
-    many seconds; None: the same time as for all other tenants.
+    `others_overdue`: for a tenant that is not in `by_tenant`, the poll leaves a `pending` task to its hint until the
+    task has been due for this many seconds; None: for as long as for the tenants in `by_tenant`.
     """
 
     by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Rooms:
 
 class Shares:
     """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots,
-    and any tenant may take all of them: a tenant that comes later waits until a slot becomes free.
+    and any tenant may take all of them. A tenant that comes later then waits until a slot becomes free.
     """
 
     def __init__(self, at_most: int, reserve: int = 0) -> None:

@@ -37,13 +37,13 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: If a poll finds new work, but the worker has got no hint for this many seconds, the pool makes the broker rebuild the
-#: consumer (`_check_consumer`).
+#: If a poll finds new work, but the broker has delivered no hint for this many seconds, the pool makes the broker
+#: rebuild its consumer (`_check_consumer`).
 _SILENCE_SECONDS = 30.0
 
-#: Seconds between two polls of a crowded pool. While hints arrive, such a poll leaves new tasks (`pending`) to their
-#: hints until they have been due for this long. Only a poll serves the tenants in turn: in the broker's queue, a hint
-#: waits behind all hints of a tenant that floods the queue.
+#: Seconds between two polls of a crowded pool (see `_CROWDED`). While hints arrive, such a poll leaves new tasks
+#: (`pending`) to their hints until they have been due for this long. The polls are needed because the broker does not
+#: serve the tenants in turn: in its queue, a hint waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while at least this part of its slots is busy. From about that part on,
 #: the broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
@@ -63,8 +63,7 @@ class _PollResult:
     the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
     hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
-    `found_no_slot`: there was no free slot, so the pool sent no query. Then the last poll that claimed tasks decides
-    `hinted`.
+    `found_no_slot`: there was no free slot, so the pool sent no query. Then `hinted` is what earlier polls have shown.
     """
 
     has_more: bool
@@ -133,10 +132,11 @@ class SlotPool:
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
-        self._may_poll = asyncio.Event()  # set when a poll is requested, and when the pool stops
+        # Set when a poll is requested, when the slot that is kept for a poll becomes free, and when the pool stops.
+        self._may_poll = asyncio.Event()
         self._enough_ended = asyncio.Event()  # set when the attempts that `_wait_for_ends` awaits have ended
         self._ends_left = 0  # how many of these attempts have not ended yet; below 0 if more have ended
-        self._finds_unhinted = False  # the last poll that claimed tasks found only tasks that no hint announces
+        self._finds_unhinted = False  # the last polls found only tasks that no hint announces (see `_claim_due`)
         self._following: asyncio.Task[None] | None = None  # the loop `_follow_hints`
         self._polling: asyncio.Task[None] | None = None  # the loop `_poll`
         self._stopping = False
@@ -153,7 +153,6 @@ class SlotPool:
             self._may_start.set()
 
     def waiting_hints(self, tenant: str) -> int:
-        """How many hints of the tenant wait here."""
         return self._hints.count(tenant)
 
     def poll_soon(self) -> None:
@@ -237,8 +236,8 @@ class SlotPool:
 
     def _acknowledge_duplicates(self) -> None:
         """Acknowledge the waiting hints of tasks that this worker holds: a poll claimed these tasks before their hints
-        arrived. If these hints stayed, the pool would count them as other tasks that wait, and jobs of many steps would
-        leave their slots after each step.
+        arrived. If these hints stayed, the pool would count them as other tasks that wait. Jobs of many steps would
+        then leave their slots after each step.
         """
         # Not `holds`: after an outage of the database, the worker may have lost tasks that `holds` still reports.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
@@ -302,9 +301,9 @@ class SlotPool:
         return await self._runner.run(claimed, headers, _Slot(self, tenant))
 
     def may_continue(self, tenant: str) -> bool:
-        """Whether a slot of `tenant` may go on with the job's next step. It may not while the pool stops, while the
-        next slot is kept for tasks that are known to wait, while the tenant is over its share, or while a tenant with
-        fewer steps waits.
+        """Whether a slot of `tenant` may go on with the job's next step. It may not in four cases: the pool stops; the
+        next slot is kept for tasks that are known to wait; the tenant is over its share; a tenant with fewer steps
+        waits.
         """
         return (
             not self._stopping
@@ -324,7 +323,7 @@ class SlotPool:
             self._may_poll.clear()
             hints_arrive = self._broker.delivers_hints and self._broker.connected
             # While hints arrive, a poll leaves new tasks to them at first: else a hint and a poll would claim the same
-            # task.
+            # task. A requested poll does not, because hints may be lost.
             overdue_seconds = self._pause_seconds if hints_arrive and not requested else 0.0
             result = await self._fill_kept_slot(overdue_seconds)
             if result is None or result.has_more:
@@ -333,8 +332,8 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has sent no query. Other tasks may wait nevertheless: the running attempts may
-            # hold as many unacknowledged hints as the broker allows, so that all other hints stay in the broker.
+            # A poll that found no slot has sent no query. Other tasks may wait nevertheless, with their hints in the
+            # broker: the running attempts may hold as many unacknowledged hints as the broker allows.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -367,8 +366,8 @@ class SlotPool:
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
-        """Wait until this number of `attempts` has ended, at most `seconds`. Returns how many have ended. These may be
-        more, because one batch of settlements ends many attempts before this task goes on.
+        """Wait until this number of attempts has ended, at most `seconds`. Returns how many have ended. This may be
+        more, because one batch of settlements ends many attempts before this method goes on.
         """
         self._ends_left = attempts
         self._enough_ended.clear()
@@ -379,8 +378,8 @@ class SlotPool:
         return attempts - self._ends_left
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
-        """Keep the next free slot for a poll if other tasks have waited, or may have waited, for `_FAIR_SECONDS` while
-        no shared slot was free. The poll gives that slot to the tenant that runs the fewest steps. If other tasks are
+        """Keep the next free slot for a poll if the pool has been full for `_FAIR_SECONDS`, and other tasks have waited
+        meanwhile, or may have. The poll gives that slot to the tenant that runs the fewest steps. If other tasks are
         known to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
         """
         if not others_wait or not self._is_full:
@@ -434,7 +433,8 @@ class SlotPool:
         for claimed in polled.claimed:
             metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
-        if polled.claimed or not polled.held_back:  # if all were held back, the poll shows nothing about hints
+        # A poll that claimed nothing, because all due tasks are held back, shows nothing about hints.
+        if polled.claimed or not polled.held_back:
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             has_more=len(polled.claimed) == limit or polled.held_back,

@@ -52,14 +52,14 @@ class ClaimBatcher:
             name="claims",
             at_most=at_most,
             patience=_PATIENCE,
-            sets_aside=True,
+            sets_aside=True,  # a claim that takes too long delays no other
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
         """Claim the task. None: there is nothing to run for this hint, and the caller acknowledges it. The task is then
         finished, not due, unknown, of a paused queue, leased by a living worker, held by this worker, or lost by too
-        many workers; or its job is being cancelled, and the task is no workflow.
+        many workers. Or its job is being cancelled, and the task is no workflow.
 
         Waits while this worker seems to hold the task but its ownership is unconfirmed. If this method returned None
         instead, the caller would acknowledge the hint. But the lease may be lost, or the task may have just been
@@ -69,7 +69,7 @@ class ClaimBatcher:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):
                 return None
             answer = await self._batcher.ask(_Request(task_id, dead))
-            if answer is not _Held.HELD:
+            if answer is not _Held.HELD:  # HELD: another request has claimed the task meanwhile, so check again
                 return answer
 
     async def _holds_for_certain(self, task_id: UUID) -> bool:

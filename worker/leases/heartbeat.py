@@ -1,4 +1,4 @@
-"""The heartbeat renews this worker's leases, in a thread with its own event loop and connection: so the worker loses no
+"""The heartbeat renews this worker's leases, in a thread with its own event loop and connection. So the worker loses no
 lease while a handler blocks the main loop.
 
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
@@ -55,8 +55,8 @@ class _RowLostError(Exception):
 
 class Heartbeat:
     """Create this in the worker's main loop. There the heartbeat calls `on_failure` when an error has ended the
-    heartbeat's thread, and `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
-    Each renewal of the worker's row also writes how many attempts have started (`starts`).
+    heartbeat's thread. It calls `on_drain` when an operator asks this worker to drain (to end once its attempts have
+    ended). Each renewal of the worker's row also writes how many attempts have started (`starts`).
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class Heartbeat:
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     def record_lost_answer(self) -> None:
-        """Call this when the answer to a claiming statement is lost. Exception: the caller repeats the statement, and
-        the repetition cannot miss any of its tasks. The heartbeat then releases the orphans: tasks that this worker
-        owns by PostgreSQL's rows, but does not hold (orphans.py).
+        """Call this when the answer to a statement that claims tasks is lost, and no repetition of the statement claims
+        all of these tasks again. The heartbeat then releases the orphans: tasks that this worker owns by PostgreSQL's
+        rows, but does not hold (orphans.py).
         """
         self._answer_lost = True
 
@@ -256,7 +256,7 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         self._presence_key = await self._registration.write(connection)
-        # After a failover: other workers must not take the tasks before `_renew` has confirmed the leases.
+        # After a failover, extend the leases: other workers must not take the tasks before `_renew` confirms them.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
         await self._orphans.begin_search(connection)  # last: a search regards only leases from before its begin
         database.CONNECTS.inc()
@@ -272,7 +272,7 @@ class Heartbeat:
 
     async def _try_to_appear(self) -> None:
         """Take the presence lock. PostgreSQL refuses the lock until this worker's earlier session has ended, and sends
-        no message when it ends: so the heartbeat tries again every `_APPEAR_SECONDS`. (A server that lost the network
+        no message when it ends. So the heartbeat tries again every `_APPEAR_SECONDS`. (A server that lost the network
         notices the end of a session only after 20 s.) Meanwhile the heartbeat renews the leases, but does not count
         them as confirmed.
         """

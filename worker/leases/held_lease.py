@@ -12,9 +12,9 @@ from leasehold.domain.lease import Lease
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease. The heartbeat's thread writes `trusted_until` and `overdue`. It and the main loop write `lost` and
-    `cancelled`. The main loop reads all four, and runs the two callbacks. The heartbeat renews the lease until the
-    monotonic time `renew_until`.
+    """One lease. The heartbeat's thread writes `trusted_until` and `overdue`. Both this thread and the main loop write
+    `lost` and `cancelled`. The main loop reads all four, and runs the two callbacks. The heartbeat renews the lease
+    until the monotonic time `renew_until`.
     """
 
     lease: Lease
@@ -41,7 +41,8 @@ class HeldLease:
 
     def subscribe(self, stop: Callable[[], object], on_cancel: Callable[[], object]) -> None:
         """Call this in the main loop. `stop` runs when the lease is lost, or the attempt overdue; `on_cancel` when a
-        client cancels the job. If that has happened already, the callback runs immediately: `stop`, if both have.
+        client cancels the job. If one of these has happened already, its callback runs immediately; if both have
+        happened, `stop` runs.
         """
         self._stop, self._on_cancel = stop, on_cancel
         if self.lost or self.overdue:

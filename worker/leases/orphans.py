@@ -38,7 +38,7 @@ class Orphans:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._search_began_at: datetime | None = None
-        self._suspects: dict[UUID, int] = {}  # task -> epoch: the orphans of the query before
+        self._suspects: dict[UUID, int] = {}  # task -> epoch: the orphans that the last query found
         self._suspected_at = 0.0
 
     @property
@@ -75,7 +75,7 @@ class Orphans:
 
 async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
     """Release these tasks of the worker, which it does not hold. `tasks`: task -> epoch; at least one. Returns the jobs
-    that have ended, as `Orphans.release`.
+    that have ended, as `Orphans.release` does.
     """
     # A release reads neither `attempt` nor `trusted_until`.
     leases = [Lease(task, worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in tasks.items()]

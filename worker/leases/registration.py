@@ -40,8 +40,8 @@ class Registration:
         handlers: Iterable[str] | None = None,
     ) -> None:
         """`slots`: the slots by queue, for all queues that the worker may ever serve. `pool`: LEASEHOLD_WORKER_POOL,
-        the name of the workers that scale together. `handlers`: as Pipelines.loaded_handlers; None: they are not
-        recorded.
+        the name of a group of workers that scale together. `handlers`: the result of Pipelines.loaded_handlers; None:
+        the row names no handlers.
         """
         self.worker = worker
         self._queues = sorted(queues)
@@ -102,8 +102,8 @@ class Registration:
 
 @asynccontextmanager
 async def _missing_schema_as_outage() -> AsyncIterator[None]:
-    """Raise ConnectionError if the block misses a table or a column: `until_answered` then repeats the block until a
-    migration has made the table or column.
+    """Raise ConnectionError if the database lacks a table or a column that the block uses: `until_answered` then
+    repeats the block until a migration has made the table or column.
     """
     try:
         yield
@@ -127,13 +127,13 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
-    """Delete the worker's row. Before that, release the tasks that the worker still has: after a second signal, or
-    after a part of it has failed, the worker does not wait for its attempts. Without the row no other worker could see
-    that this one is dead: the tasks would wait until their leases pass, and this would count as a loss of each.
+    """Delete the worker's row. Before that, release the tasks that the worker still has. (After a second signal, or
+    after a part of it has failed, the worker does not wait for its attempts.) Without the row no other worker could see
+    that this one is dead. The tasks would wait until their leases pass, and this would count as a loss of each task.
     """
     try:
         async with pool.acquire() as connection:
-            await workers.resign(connection, worker)
+            await workers.resign(connection, worker)  # from the leadership: another worker may lead now
             if tasks := await claims.owned(connection, worker):
                 count_ended_jobs(await release_tasks(connection, worker, tasks))
             await workers.unregister(connection, worker)

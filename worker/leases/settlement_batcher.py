@@ -41,7 +41,7 @@ _PATIENCE = float("inf")
 @dataclass(frozen=True, slots=True)
 class Release:
     """Release the lease, because the worker is stopping. This counts neither as an attempt of the task, nor as a loss
-    of its worker.
+    (the death of the task's worker).
     """
 
     lease: Lease
@@ -90,7 +90,7 @@ class SettlementBatcher:
             name="settlements",
             at_most=at_most,
             patience=_PATIENCE,
-            sets_aside=True,
+            sets_aside=True,  # a settlement that takes too long delays no other
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
@@ -108,8 +108,8 @@ class SettlementBatcher:
         acknowledge the cancels of the others. Returns the answers, in the order of the batch. `repeated`: an earlier
         try's answer was lost, so PostgreSQL may already have accepted the settlements.
 
-        The worker may have lost a task and claimed it again while the first settlement waited. PostgreSQL answers by
-        task, so such a batch is settled one by one: each attempt needs the answer for its own lease.
+        If the worker lost a task and claimed it again while the first settlement waited, the batch has two settlements
+        of the task. PostgreSQL answers by task, so this method then settles each settlement of the batch alone.
         """
         if differ_in_a_task(settlement.lease for settlement in batch):
             return [answer for one in batch for answer in await self._settle(connection, [one], repeated)]

@@ -3,7 +3,7 @@
 Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Some duties run only in the leader, one
 worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
 (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
-pool, and all housekeeping duties share one. Such a duty waits for others only until a connection is free.
+pool, and all housekeeping duties share one: such a duty waits until one of these connections is free.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class Duties:
         return self._leader_duty(name, partial(self._housekeeping.tidy, statement))
 
     async def _end_cancels(self) -> float | None:
+        """End the jobs that clients have cancelled, if the grace has passed or their workers are lost."""
         async with self._frequent_connection() as connection:
             ended_jobs = await sweeps.end_cancels(
                 connection, self._takeover.dead, self._settings.max_losses, _JOBS_AT_ONCE
@@ -176,6 +177,7 @@ class Duties:
         return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 
     async def _end_jobs(self) -> float | None:
+        """End the jobs whose deadline has passed."""
         async with self._frequent_connection() as connection:
             ended_jobs = await sweeps.expire_jobs(
                 connection, _JOBS_AT_ONCE, hooks=self._housekeeping.hooks_after_expiry
@@ -245,13 +247,16 @@ class Duties:
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             )
-            for fired in created_runs:
+            for fired in created_runs:  # `departed`: runs that left their places in the limits
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
         return 0.0 if has_more else None
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> float | None:
+        """Write the deliveries (jobs of the pipeline `deliveries`) about jobs that have ended, and the `on_failure`
+        runs of failed jobs.
+        """
         async with self._frequent_connection() as connection:
             hints, has_more = await webhooks.dispatch(
                 connection,
@@ -273,10 +278,10 @@ class Duties:
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    """A function that lends connections of the pool: at most `at_most` at once to all its callers.
+    """Returns a function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    It raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. With older rows,
-    housekeeping would delete the objects of a job that was retried since.
+    That function raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. With older
+    rows, housekeeping would delete the objects of a job that was retried since.
     """
     permits = asyncio.Semaphore(at_most)
 

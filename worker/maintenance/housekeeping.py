@@ -1,7 +1,7 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the unit is set
-aside and tried again later (table `quarantine`), and the turn goes on with the other units. No turn holds a database
+A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the duty sets the
+unit aside (table `quarantine`), tries it again later, and goes on with the other units. No turn holds a database
 connection while it waits for the store.
 """
 
@@ -52,6 +52,7 @@ class Housekeeping:
         self._connections = connections
         self._store = store
         self._housekeeping_of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
+        #: Functions of the kinds, which the duty `deadlines` calls with the jobs that it ends.
         self.hooks_after_expiry = hooks_after_expiry(self._housekeeping_of_kinds)
 
     def turns_of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
@@ -152,8 +153,8 @@ class Housekeeping:
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
-        """Call `delete` for each unit, until the store or the database is away. Returns the deleted units, the units at
-        fault with their errors, and the error of the store or of the database if it is away.
+        """Call `delete` for each unit, until the store or the database is away. Returns the deleted units; the units at
+        fault, with their errors; and the error of the server that is away, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
@@ -174,8 +175,8 @@ class Housekeeping:
 
     async def _is_outage(self, error: Exception) -> bool:
         """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
-        OSError may also come from the code of a kind of work, and a timeout from a statement of this unit that is too
-        slow. So after such an error this method sends a query: if the database does not answer, it is away.
+        OSError may also come from the code of a kind of work, and a timeout may come from a slow statement for this
+        unit. So after such an error this method sends a query. Without an answer to it, the database is away.
         """
         if not may_try_again(error):
             return False

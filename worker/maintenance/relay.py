@@ -1,5 +1,5 @@
-"""The relay sends the hints (messages about due tasks) that remain in the outbox: the process that committed them died,
-or the broker was away.
+"""The relay sends the hints (messages about due tasks) that remain in the outbox, the table of hints without a confirm
+of the broker. The process that committed them died, or the broker was away.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Relay:
         return None if is_all or sent_count < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
-        """Send all hints together. If that fails, send each hint by itself: so a hint that cannot be sent delays no
-        other hint. Returns how many were sent.
+        """Send all hints together. If that fails, send each hint alone, and set aside a hint that fails alone: so it
+        delays no other hint. Returns how many were sent.
         """
         try:
             return await self._announcer.publish(announcements)

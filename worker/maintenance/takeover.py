@@ -22,11 +22,11 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than the share MAX_BUSY of
-#: the time, the leader reads less often, but at least once in LATEST_SECONDS.
+#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than MAX_BUSY (a share) of
+#: its time, the leader reads less often, but at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
-#: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
+#: After a worker has died, the leader reads expired leases at every turn for this many seconds. Some rows may still be
 #: locked, and other workers may have died at the same time.
 _HURRY_SECONDS = 5.0
 #: The most leases that one turn ends. After a full turn the next one follows immediately.

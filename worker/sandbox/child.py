@@ -124,8 +124,8 @@ class _LogSender(logging.Handler):
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, bool | int | float | str | None]:
-    """The fields that the handler gave as `extra`, within the protocol's bounds. A value becomes text, unless it is a
-    bool, a float, None or an integer of at most 53 bits.
+    """The fields that the handler gave as `extra`, within the protocol's bounds. A bool, a float, None, and an integer
+    of at most 53 bits stay as they are. Any other value becomes text.
     """
     return {
         bounded(name, frames.MAX_NAME): value

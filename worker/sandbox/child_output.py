@@ -29,7 +29,8 @@ class ChildOutput:
         self._read_end, self.write_end = os.pipe()
         self._recorder: Recorder | None = None  # the attempt's recorder, which stores the lines with the job
         self._context = copy_context()
-        self._context.run(record_in, None)  # `_emit` records each line: the worker's log must not record it again
+        # `_emit` itself adds each line to the recorder. With `record_in(None)` the log call does not add it again.
+        self._context.run(record_in, None)
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()

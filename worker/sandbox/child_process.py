@@ -67,7 +67,7 @@ class ChildProcess:
     @property
     def usable(self) -> bool:
         """Whether the child lives. This reads the state of the channel from the kernel, because the event loop learns
-        of a death later: a run on a dead spare child would count as crashed.
+        of a death later. A run on a dead spare child would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 

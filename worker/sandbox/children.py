@@ -74,8 +74,8 @@ class Children:
 
     @property
     def free_slots(self) -> int:
-        """How many more runs have room now. A killed child makes room immediately, but the next run in its place waits
-        until the child has ended.
+        """How many more runs there is room for. A killed child no longer counts, although the next run in its place
+        waits until this child has ended.
         """
         return self._size - len(self._running)
 
@@ -246,5 +246,5 @@ class _Lines:
 
 
 def number_of_children(settings: Settings) -> int:
-    """How many isolated steps the worker runs at once: as many as it has cores, unless a setting says otherwise."""
+    """How many isolated steps the worker runs at once: the setting `worker_children`, or one for each core."""
     return settings.worker_children or os.cpu_count() or 1

@@ -6,7 +6,7 @@ forks a child for each run), the child and the worker set them up, in this order
 2. Before the child reads a client's bytes, it adds: a filter of system calls (seccomp: no network, no programs, no
    other processes), and a second Landlock layer that grants only the files of its own run.
 3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Hostile code
-that controls the child cannot loosen these limits.
+   that controls the child cannot loosen these limits.
 
 If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
 home. But root without capabilities is an ordinary user, who owns root's files. The filter of system calls denies
@@ -157,8 +157,8 @@ class Fences:
             landlock.READ_DIR: import_roots(),
             landlock.READ_FILE | landlock.WRITE_FILE: [Path("/dev/null")],
         }
-        # This layer grants all of /proc, because a child's own folder there does not exist yet. The child's layer
-        # grants only that folder.
+        # This layer grants all of /proc, because the folders of later children do not exist there yet. A child's own
+        # layer grants only its own folder.
         zygote_grants = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
         if (ruleset := landlock.ruleset(zygote_grants)) is not None:
             ruleset.enter()
@@ -191,7 +191,7 @@ class Fences:
 
 
 def common(isolations: Collection[str]) -> str:
-    """The name of the mechanisms that all of these names (Fences.isolation) have."""
+    """The name (as Fences.isolation) of the mechanisms that all `isolations` contain."""
     held = [isolation.split("+") for isolation in isolations]
     return _name_of([mechanism for mechanism in _MECHANISMS if all(mechanism in mechanisms for mechanisms in held)])
 

@@ -47,7 +47,7 @@ def explained(fences: list[str]) -> str:
 
 
 def check(settings: Settings) -> Finding:
-    """The finding of `leasehold doctor`. A missing fence is wrong, unless the settings accept it (best_effort)."""
+    """The finding of `leasehold doctor`: wrong if a fence is missing, unless the settings accept that (best_effort)."""
     offered_fences = of_this_kernel()
     if not (missing_fences := missing(offered_fences)):
         return Finding(

@@ -73,8 +73,8 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """The rights that a thread has after `enter`. Call `allow` any number of times, then `enter` once. A thread cannot
-    leave the domain again.
+    """The rights that a thread has after `enter`. Call `allow` any number of times, then `enter` once. No call takes
+    these restrictions off the thread again.
 
     The thread must have set no_new_privs before `enter`. Every method raises OSError when the kernel refuses.
     """

@@ -1,7 +1,7 @@
 """Checks a child's answer before the worker uploads a file of it or commits its value.
 
 A hostile input may have taken control of the child, so the worker does not trust the paths in the answer. The worker
-opens each part of a path without following links, and accepts only a regular file that has a single name.
+opens each part of a path without following links, and accepts only a regular file that has a single name (hard link).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Spares:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
-        self._missing = asyncio.Semaphore(SPARE_CHILDREN)  # how many spare children are to be forked
-        self._exhausted = asyncio.Event()  # no spare child is left
+        self._missing = asyncio.Semaphore(SPARE_CHILDREN)  # how many spare children `_fill` still has to fork
+        self._exhausted = asyncio.Event()  # set when no spare child is left
         self._idle: set[ChildProcess] = set()  # the children in `_waiting`
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None

@@ -121,8 +121,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. This checks the control socket, because it closes before the process ends: the
-        kernel kills the children of a dying zygote after that. So `Spares.take` returns no child that is about to die.
+        """Whether the zygote lives. When a zygote dies, the kernel closes its control socket before it kills the
+        children. So this checks the socket, and `Spares.take` returns no child that is about to die.
         """
         return not hung_up(self._control)
 
@@ -169,8 +169,8 @@ class Zygote:
         """Send a request and return the zygote's answer. `number`: FORK, or the process id of the child to reap. Raises
         OSError or EOFError.
 
-        The zygote answers in the order of the requests. If the zygote is too slow, or if the caller is cancelled, the
-        zygote is killed: else the next request would get the answer to this one.
+        The zygote answers in the order of the requests. If it is too slow, or if the caller is cancelled, this method
+        kills the zygote: else the next request would get the answer to this one.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
