@@ -104,9 +104,14 @@ def count_end(pipeline: str, step: str, outcome: str, seconds: float, exemplar: 
     SECONDS.labels(pipeline, step).observe(seconds, exemplar)
 
 
-def count_failure(pipeline: str, step: str, outcome: str, code: str) -> None:
-    """Count a failed attempt. `outcome`: `retried`, or `failed` for good."""
-    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, bounded_code(code)).inc()
+def count_retry(pipeline: str, step: str, code: str) -> None:
+    """Count a failed attempt that another one may follow."""
+    RETRIES.labels(pipeline, step, bounded_code(code)).inc()
+
+
+def count_dead_letter(pipeline: str, step: str, code: str) -> None:
+    """Count a step that failed for good, and is in the list of dead letters now."""
+    DEAD.labels(pipeline, step, bounded_code(code)).inc()
 
 
 def observe_duration(statement: str, began: float) -> None:

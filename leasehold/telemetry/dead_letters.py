@@ -9,7 +9,7 @@ from leasehold.telemetry.meters import Bounded, fast_counter
 DEAD = fast_counter(
     "dead_letters_total",
     "Tasks that failed for good: no further attempt follows, unless somebody replays them. Without those whose "
-    "external worker reported the failure",
+    "external worker reported the failure, and without the steps that a workflow started: it decides what follows",
     ["pipeline", "step", "code"],
 )
 #: Bounds the number of different codes, because handlers choose them.

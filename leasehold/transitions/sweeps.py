@@ -95,10 +95,11 @@ WITH lost_task AS MATERIALIZED (
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT f.id AS task_id, f.status, f.step, h.id AS outbox_id, h.queue, h.priority, h.headers,
+       f.status = 'failed' AND NOT f.contained AS is_dead_letter,
        CASE WHEN e.status = 'failed' THEN e.id END AS ended_job, e.pipeline, e.outcome, e.seconds
 FROM attempt_ended f JOIN advanced_jobs e ON e.id = f.job_id LEFT JOIN hints h ON h.task_id = f.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL, NULL FROM woken_hints h
 """
 )
 
@@ -123,7 +124,7 @@ async def expire_leases(
 
     rows = await run_units(connection, LEASES, take, end)
     for row in rows:
-        if row["status"] == "failed":
+        if row["is_dead_letter"]:
             DEAD.labels(row["pipeline"], row["step"], bounded_code(_WORKER_LOST)).inc()
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     # A row without a status has only the hint of a woken workflow: it represents no ended lease.

@@ -63,6 +63,21 @@ async def test_a_stream_tells_every_event_and_ends_after_the_last(media_api: Med
     assert steps == [(step, word) for step in ("resize", "compress", "webp") for word in ("RUNNING", "SUCCEEDED")]
 
 
+async def test_a_stream_goes_on_after_as_many_events_at_once_as_it_reads_at_once(
+    media_api: MediaApi, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next read finds none: it ended the stream, as if the job were deleted."""
+    monkeypatch.setattr(streams, "_BATCH", 1)
+    ticket = await media_api.submitted()
+    async with stream(media_api, ticket) as answer:
+        events = told(answer)
+        assert (await anext(events))["kind"] == "submitted"
+        claimed = await claim_step(rows, ticket.media_id)
+        assert (await anext(events))["kind"] == "claimed"
+        await fail_step(rows, claimed, "broken", retryable=False)
+        assert [one["status"] async for one in events][-1] == "FAILED"
+
+
 async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(
     media_api: MediaApi, rows: Connection
 ) -> None:

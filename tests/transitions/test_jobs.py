@@ -352,6 +352,17 @@ async def test_a_step_that_a_sweep_fails_is_counted_as_a_dead_letter(rows: Rows)
     assert counted() == before + 1
 
 
+async def test_a_step_of_a_workflow_that_a_sweep_fails_is_no_dead_letter(rows: Rows) -> None:
+    claimed = await rows.leased()
+    await rows.connection.execute("UPDATE task SET contained = true")
+    await rows.lapse(claimed.lease.task_id)
+    labels = {"pipeline": claimed.pipeline, "step": claimed.step, "code": "worker_lost"}
+    before = REGISTRY.get_sample_value("leasehold_dead_letters_total", labels)
+    assert (await sweeps.expire_leases(rows.connection, [], 0))[0] == 1
+    assert (await rows.task(claimed.lease.task_id))["status"] == "failed"
+    assert REGISTRY.get_sample_value("leasehold_dead_letters_total", labels) == before
+
+
 async def test_a_lease_that_still_holds_is_not_swept(rows: Rows) -> None:
     claimed = await rows.leased()
     assert await sweeps.expire_leases(rows.connection, [uuid4()], 5) == (0, [], [])

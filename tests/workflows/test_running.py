@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from leasehold import App, DeclarationError
-from leasehold.db.job_reads import MAX_STEPS, find_job
+from leasehold.db import job_reads
+from leasehold.db.job_reads import MAX_STEPS, DeadLetterFilter, find_job
 from leasehold.domain.errors import Invalid
 from leasehold.evaluation.model_schemas import compile_model_schema
 from leasehold.transitions import jobs
@@ -23,6 +25,16 @@ MEMORY = pytest.mark.parametrize("memory", [1000, 0], ids=["kept", "replayed"])
 BOTH_STEPS_HAVE_ENDED = (
     "(SELECT count(*) = 2 FROM task t WHERE t.job_id = j.id AND t.contained AND t.status = 'succeeded')"
 )
+
+
+def dead_letters(code: str) -> dict[str, float]:
+    """How many steps of each name the worker has counted as dead letters with this code."""
+    return {
+        sample.labels["step"]: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "leasehold_dead_letters_total" and sample.labels["code"] == code
+    }
 
 
 @MEMORY
@@ -168,6 +180,21 @@ async def test_a_failed_step_is_raised_where_it_is_awaited_and_the_run_goes_on(
     run = await runs.submit(shop.compensates, "stolen")
     assert await runs.ended(run) == ("succeeded", "stolen; 42")
     assert await runs.steps(run) == {"double#1": "succeeded", "refuse#1": "failed"}
+
+
+async def test_a_failed_step_of_a_workflow_is_no_dead_letter_and_its_failed_run_is_one(
+    runs: Runs, worker_of: Start
+) -> None:
+    await worker_of()
+    assert await runs.ended(await runs.submit(shop.compensates, "unpaid")) == ("succeeded", "unpaid; 42")
+    failed = await runs.submit(shop.fails, "unpaid")
+    assert (await runs.ended(failed))[0] == "failed"
+    async with asyncio.timeout(SECONDS):
+        while not dead_letters("unpaid"):  # the worker counts once PostgreSQL has answered
+            await asyncio.sleep(0.01)
+    every = DeadLetterFilter(runs=True, pipelines=(), owned=())
+    (letter,) = await job_reads.dead_letters(runs.connection, "t", every, limit=10)
+    assert dead_letters("unpaid") == {letter["step"]: 1.0}
 
 
 async def test_a_gather_raises_the_first_failure_in_order_once_all_have_ended(runs: Runs, worker_of: Start) -> None:

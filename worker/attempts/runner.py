@@ -419,8 +419,11 @@ class Runner:
         outcome = _outcome(settlement, answer)
         if outcome == "lost":
             metrics.REFUSED.inc()
-        if isinstance(settlement, Failure) and outcome in ("failed", "retried"):
-            metrics.count_failure(claimed.pipeline, claimed.step, outcome, settlement.code)
+        if isinstance(settlement, Failure):
+            if outcome == "retried":
+                metrics.count_retry(claimed.pipeline, claimed.step, settlement.code)
+            elif answer.is_dead_letter:
+                metrics.count_dead_letter(claimed.pipeline, claimed.step, settlement.code)
         if outcome in ("failed", "retried", "lost"):
             log.warning(
                 "attempt ended",

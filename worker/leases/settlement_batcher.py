@@ -60,12 +60,14 @@ Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release |
 @dataclass(frozen=True, slots=True)
 class Answer:
     """PostgreSQL's answer to a settlement. `state`: the task's new state; None if the lease was lost.
-    `next`: the job's next step, if the settlement has also claimed it for this worker.
+    `next`: the job's next step, if the settlement has also claimed it for this worker. `is_dead_letter`: the task
+    failed for good, and no workflow decides what follows.
     """
 
     verdict: Verdict
     state: str | None
     next: Claimed | None = None
+    is_dead_letter: bool = False
 
 
 class SettlementBatcher:
@@ -205,7 +207,9 @@ class SettlementBatcher:
 
 def _answers(outcome: Settled) -> dict[UUID, Answer]:
     return {
-        task_id: Answer(verdict, outcome.states.get(task_id), outcome.next_steps.get(task_id))
+        task_id: Answer(
+            verdict, outcome.states.get(task_id), outcome.next_steps.get(task_id), task_id in outcome.dead_letters
+        )
         for task_id, verdict in outcome.verdicts.items()
     }
 

@@ -62,12 +62,13 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
 -- `settled` is also true if this statement ran before, and only its answer was lost.
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
+       coalesce(f.status, t.status) = 'failed' AND NOT t.contained AS is_dead_letter,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
-SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
 """
 
 
@@ -92,4 +93,6 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
             [capped(failure.delay) for failure in failures],
             MAX_CRASHES,
         )
-    return settled_of(rows, hints=True, ends=True)
+    outcome = settled_of(rows, hints=True, ends=True)
+    outcome.dead_letters.update(row["task_id"] for row in rows if row["settled"] and row["is_dead_letter"])
+    return outcome

@@ -111,6 +111,7 @@ class Settled:
     states: dict[UUID, str] = field(default_factory=dict)  # task id -> the task's state after the settlement
     announcements: list[Announcement] = field(default_factory=list)
     ended: list[JobEnded] = field(default_factory=list)
+    dead_letters: set[UUID] = field(default_factory=set)  # failed tasks, without steps that a workflow started
     next_steps: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it
 
     def add(self, later: Settled) -> None:
@@ -119,4 +120,5 @@ class Settled:
         self.states.update(later.states)
         self.announcements.extend(later.announcements)
         self.ended.extend(later.ended)
+        self.dead_letters.update(later.dead_letters)
         self.next_steps.update(later.next_steps)

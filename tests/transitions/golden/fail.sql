@@ -144,9 +144,10 @@ WITH lease_batch AS MATERIALIZED (
 -- `settled` is also true if this statement ran before, and only its answer was lost.
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
+       coalesce(f.status, t.status) = 'failed' AND NOT t.contained AS is_dead_letter,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
-SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
