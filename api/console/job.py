@@ -101,6 +101,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         ended=has_ended,
         why=explanation,
         waits=details.waits,
+        may_answer=caller.tenant_id == tenant_id and RUNS_WRITE in caller.scopes,
         timeline=timeline(job, steps, ledger, details.tasks, now, is_cut=is_ledger_cut),
         graph=graph_of(details.tasks),
         ledger=_with_workers(ledger, _external_steps(access))[-_MAX_LEDGER_ENTRIES:],

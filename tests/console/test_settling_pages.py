@@ -226,6 +226,17 @@ async def test_a_wait_is_answered_by_its_form_and_a_wrong_answer_says_what_is_wr
     assert (await stranger.send(path, payload="1")).status_code == 404
 
 
+async def test_an_operator_of_all_tenants_sees_a_wait_and_its_form_only_for_runs_of_his_own_tenant(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """A signal is for the run's tenant to send. The form was there, and its answer was 404."""
+    job_id = await waits(maker, rows, APPROVAL)
+    for tenant, has_form in (("acme", True), ("other", False)):
+        operator = await person(ROLES["admin"], tenant=tenant)
+        page = await operator.see(f"/jobs/{job_id}")
+        assert ("waits for" in page, f"/jobs/{job_id}/signals/approved" in page) == (True, has_form)
+
+
 async def test_an_answer_with_a_number_that_cannot_be_kept_exactly_is_refused(
     person: MakePerson, maker: Maker, rows: Connection
 ) -> None:
