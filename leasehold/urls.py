@@ -91,11 +91,15 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
     query = _query(name, parts, _POSTGRES_PARAMETERS, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     query = _with_checked_tls(name, query)
     login, at_sign, host_list = parts.netloc.rpartition("@")
+    if host_list.startswith(":"):  # a port without a host
+        query, host_list = {"port": host_list[1:]} | query, ""
     if host_list and "host" in query:
         raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
     hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
     if not hosts and not host_list:
         hosts = _hosts_of_environment(pghost, query.get("port") or pgport or "5432")
+    if not hosts and "port" in query:  # asyncpg gets this port, for the default host
+        _host_and_port(name, "", query["port"])
     if hosts:
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
     netloc = login.replace("@", "%40") + at_sign

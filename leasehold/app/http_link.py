@@ -220,9 +220,10 @@ async def _with_platform_errors(request: Awaitable[T]) -> T:
         return await request
     except ApiError as error:
         if error.status == _TOO_MANY:
-            # TooMany needs the limit's name (`policy`) and number (`at_most`). ApiError has neither, so these two are
-            # placeholders: only the API's answers show them, and this error is raised in the client.
+            # TooMany needs the limit's name (`policy`) and number (`at_most`), and ApiError has neither. So these are
+            # placeholders. Nobody sees them, because this error never becomes an answer of the API.
             raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
         raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
     except Unavailable as error:
-        raise errors.Unavailable("api_unreachable", str(error)) from error
+        # Without the client's advice: it names the request's key, and a caller of the app must not use this key.
+        raise errors.Unavailable("api_unreachable", error.what_happened) from error

@@ -48,7 +48,9 @@ class Unavailable(ClientError):
         advice = "" if key is None else f" Try again with key={key!r}."
         if may_be_done:
             advice = " The request may have been done: check before you send it again."
-        super().__init__(f"{url} {outcome}: {full_stop(reason)}{advice}")
+        #: What happened, without the advice.
+        self.what_happened = f"{url} {outcome}: {full_stop(reason)}"
+        super().__init__(self.what_happened + advice)
         self.key = key
 
 

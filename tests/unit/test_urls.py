@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
@@ -43,6 +44,7 @@ def test_every_form_of_several_hosts_gives_the_same_hosts_and_login(url: str) ->
         ("postgresql://u:p@%2Frun%2Fa,%2Frun%2Fb/db?port=1", (("/run/a", 1), ("/run/b", 1))),
         ("postgresql:///db?host=/run/a", (("/run/a", 5432),)),
         ("postgresql:///db", ()),
+        ("postgresql://u@:5433/db?host=/run/a", (("/run/a", 5433),)),
     ],
 )
 def test_hosts_are_what_libpq_takes_them_for(url: str, hosts: tuple[tuple[str, int], ...]) -> None:
@@ -59,6 +61,7 @@ def test_hosts_are_what_libpq_takes_them_for(url: str, hosts: tuple[tuple[str, i
         ("postgresql://u@/db", "/run/postgresql", "", (("/run/postgresql", 5432),)),
         ("postgresql://u@here/db", "h1,h2", "1,2", (("here", 5432),)),
         ("postgresql://u@/db?host=here", "h1,h2", "1,2", (("here", 5432),)),
+        ("postgresql://u@:7/db", "h1,h2", "1,2", (("h1", 7), ("h2", 7))),
         ("postgresql://u@/db", "", "6432", ()),
     ],
 )
@@ -68,6 +71,14 @@ def test_a_url_without_a_host_has_the_hosts_of_the_environment(
     monkeypatch.setenv("PGHOST", hosts)
     monkeypatch.setenv("PGPORT", ports)
     assert database_url(url).hosts == expected
+
+
+@pytest.mark.parametrize("url", ["postgresql://u@:5433/db", "postgresql://:5433/db", "postgresql:///db?port=5433"])
+def test_a_port_without_a_host_is_kept_for_the_default_host(url: str) -> None:
+    parsed = database_url(url)
+    assert (parsed.hosts, urlsplit(parsed.dsn).query) == ((), "port=5433")
+    with pytest.raises(BadSetting, match="a port is a number"):
+        database_url(url.replace("5433", "54x33") + ("" if "?" in url else "?host=here"))
 
 
 def test_wrong_ports_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
