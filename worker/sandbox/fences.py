@@ -3,15 +3,16 @@ forks a child for each run), the child and the worker set them up, in this order
 
 1. Before the zygote loads a handler, it gives up all capabilities, and the file system except Python, the handlers and
    the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
-2. Before the child reads a client's bytes, it adds: a filter of system calls (seccomp: no network, no programs, no
-   other processes), and a second Landlock layer that grants only the files of its own run.
-3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Hostile code
-   that controls the child cannot loosen these limits.
+2. The child adds a filter of system calls (seccomp: no network, no programs, no other processes).
+3. The worker limits the child's memory, CPU, file size and open files with prlimit(2). Hostile code that controls the
+   child cannot loosen these limits.
+4. Before the child reads a client's bytes, it adds a second Landlock layer that grants only the files of its own run.
 
 If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
-home. But root without capabilities is an ordinary user, who owns root's files. The filter of system calls denies
-further processes. RLIMIT_NPROC is only a second guard, against too many threads: it counts per user, and does not bind
-root.
+home. Without capabilities, root is an ordinary user, who owns root's files. Landlock denies those files.
+
+A child cannot start processes, because the filter of system calls denies them. RLIMIT_NPROC is only a second guard,
+against too many threads: it counts per user, and does not bind root.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _MECHANISMS = ("seccomp", "netns", "landlock")
+#: Endings of the folders that installers put beside packages: shared libraries, and metadata.
+_BESIDE_PACKAGES = (".libs", ".dist-info", ".egg-info")
 #: What the C library, time zones and thread pools read, besides Python itself.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf",
@@ -144,9 +147,9 @@ class Fences:
         the kernel has no filter of system calls, it also gives up the network. `packages`: the packages that children
         may import, besides Python's own. Raises OSError.
 
-        These fences come before the handlers load, because handlers may start threads while they load, and these fences
-        hold only for threads that start later. The filter of system calls comes after that, in the child, because
-        handlers may also run programs while they load, to find libraries.
+        A handler's module may start threads while it loads, and Landlock holds only for threads that start after it. So
+        these fences come before the handlers load. Such a module may also run programs while it loads, to find
+        libraries. So the filter of system calls, which denies programs, comes only in the child.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_threads()
@@ -204,7 +207,7 @@ def _name_of(mechanisms: Sequence[str]) -> str:
 def import_roots() -> list[Path]:
     """The folders on `sys.path`. Children may list them, because the import system does."""
     entries = [entry or "." for entry in sys.path]
-    # Path.is_dir raises an error for a folder that this user may not read. Python's import skips such a folder.
+    # Path.is_dir raises an error in a folder that this user may not search. Python's import skips such a folder.
     return [Path(entry).resolve() for entry in entries if os.path.isdir(entry)]  # noqa: PTH112
 
 
@@ -225,8 +228,10 @@ def importable(packages: set[str]) -> list[Path]:
 
 
 def _is_code(entry: Path, packages: set[str]) -> bool:
-    if entry.is_dir():
-        return entry.name in packages or (entry / "__init__.py").is_file()
+    # Path.is_dir and Path.is_file raise an error in a folder that this user may not search.
+    if os.path.isdir(entry):  # noqa: PTH112 - as above
+        has_init = os.path.isfile(entry / "__init__.py")  # noqa: PTH113 - as above
+        return entry.name in packages or entry.name.endswith(_BESIDE_PACKAGES) or has_init
     return entry.name.endswith((*all_suffixes(), ".zip", ".egg"))
 
 

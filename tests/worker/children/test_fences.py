@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,3 +162,37 @@ async def test_without_a_filter_a_network_namespace_keeps_steps_off_the_network(
     else:
         assert made.children.isolation.startswith("limits only")
     await made.children.close()
+
+
+def test_outside_pythons_own_folder_packages_may_be_read_with_their_libraries_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --user` and `--target` install them. Without its `.libs`, numpy cannot be imported."""
+    for name in ("shop", "numpy.libs", "numpy-2.0.dist-info", "named", "keys"):
+        (tmp_path / name).mkdir()
+    for name in ("shop/__init__.py", "module.py", ".env", "keys/key.pem"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = {path.name for path in fences.importable({"named"}) if path.parent == tmp_path.resolve()}
+    assert found == {"shop", "module.py", "numpy.libs", "numpy-2.0.dist-info", "named"}
+
+
+def test_a_folder_that_the_user_may_not_search_hides_no_package_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shop", "locked"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    stat, locked = os.stat, f"{tmp_path.resolve()}/locked/"
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(locked):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refusing)  # root may search every folder
+        found = fences.importable(set())
+    assert tmp_path.resolve() / "shop" in found
+    assert tmp_path.resolve() / "locked" not in found
