@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
+from leasehold.telemetry import traces
 from leasehold.transitions import jobs, notes
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.leases.settlement_batcher import Answer, Settlement, SettlementBatcher
@@ -220,6 +222,31 @@ async def test_a_result_beyond_a_limit_of_postgresql_fails_its_job_at_once(
     job = await ended(rows, "ok")
     assert (job["status"], job["error"]["code"]) == ("failed", "bad_output")
     assert "string too long" in job["error"]["message"]
+
+
+@pytest.mark.parametrize(("does", "code"), [("ok", None), ("permanent", "hopeless"), ("unstorable", "bad_output")])
+async def test_the_span_of_an_attempt_that_failed_has_its_code(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch, does: str, code: str | None
+) -> None:
+    """Also if PostgreSQL refused what the step returned."""
+    codes: asyncio.Queue[str | None] = asyncio.Queue()
+
+    class Recorded(traces.Span):
+        code: str | None = None
+
+        def mark_failed(self, code: str) -> None:
+            self.code = code
+
+    @contextmanager
+    def recorded(name: str, *_arguments: Any, **_attributes: Any) -> Iterator[traces.Span]:
+        yield (span := Recorded())
+        if name == "scripted first":
+            codes.put_nowait(span.code)
+
+    monkeypatch.setattr(traces, "span", recorded)
+    await ended(rows, does)
+    async with asyncio.timeout(SECONDS):
+        assert await codes.get() == code
 
 
 async def test_parameters_that_do_not_fit_fail_the_job_at_once(worker: Worker, rows: Rows) -> None:

@@ -171,7 +171,7 @@ class Runner:
         ) as span:
             failpoints.reach("after_claim")  # a failpoint: here a test can stop or kill the process
             settlement: Settlement | None = None
-            outcome, next_step = "lost", None  # if nothing is settled
+            outcome, next_step, failure_code = "lost", None, None  # if nothing is settled
             seconds = _time_limit(claimed, declaration[1]) if declaration else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
             try:
@@ -180,7 +180,7 @@ class Runner:
                 if settlement is not None:
                     settlement = _with_next_step(settlement, claimed, slot)
                     held.settlement_sent = True  # from now on it is uncertain whether the lease is held
-                    outcome, next_step = await self._settle(claimed, settlement)
+                    outcome, next_step, failure_code = await self._settle(claimed, settlement)
             finally:
                 # Drop the lease in any case: else the heartbeat would renew it until the time limit has passed.
                 self._heartbeat.drop(held)
@@ -188,8 +188,8 @@ class Runner:
                 if isinstance(settlement, Suspending):
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
             span.set_attributes(leasehold_outcome=outcome)
-            if isinstance(settlement, Failure):
-                span.mark_failed(settlement.code)
+            if failure_code is not None:
+                span.mark_failed(failure_code)
         if claimed.gated:  # the job has concurrency limits: its end may admit another job
             self._admitter.may_have_ended(claimed.job_id)
         metrics.count_end(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
@@ -404,8 +404,10 @@ class Runner:
             log_and_stream.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
         await self._log_and_stream_writers.finish(log_and_stream)
 
-    async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
-        """Settle, log and count. Returns the outcome's name and the step that the settlement claimed."""
+    async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None, str | None]:
+        """Settle, log and count. Returns the outcome's name, the step that the settlement claimed, and the code of the
+        failure; None: the attempt did not fail.
+        """
         try:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
@@ -419,20 +421,16 @@ class Runner:
         outcome = _outcome(settlement, answer)
         if outcome == "lost":
             metrics.REFUSED.inc()
-        if isinstance(settlement, Failure):
-            if outcome == "retried":
-                metrics.count_retry(claimed.pipeline, claimed.step, settlement.code)
-            elif answer.is_dead_letter:
-                metrics.count_dead_letter(claimed.pipeline, claimed.step, settlement.code)
+        code = settlement.code if isinstance(settlement, Failure) else None
+        if code is not None and outcome == "retried":
+            metrics.count_retry(claimed.pipeline, claimed.step, code)
+        elif code is not None and answer.is_dead_letter:
+            metrics.count_dead_letter(claimed.pipeline, claimed.step, code)
         if outcome in ("failed", "retried", "lost"):
-            log.warning(
-                "attempt ended",
-                outcome=outcome,
-                code=settlement.code if isinstance(settlement, Failure) else None,
-            )
+            log.warning("attempt ended", outcome=outcome, code=code)
         elif _logger.isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
             log.debug("attempt ended", outcome=outcome)
-        return outcome, answer.next
+        return outcome, answer.next, code
 
     async def _settle_refused(self, claimed: Claimed, error: Permanent) -> tuple[Failure, Answer]:
         """PostgreSQL refused the settlement's values: fail the attempt instead."""
