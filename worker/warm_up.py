@@ -1,5 +1,5 @@
-"""Starts the children of a worker (the processes of isolated steps) before the rest of the worker: the children load
-their handlers on other cores meanwhile.
+"""Starts the zygotes of a worker before the rest of the worker. A zygote loads the handlers of isolated steps, and
+forks the children that run them. The zygotes load their handlers on other cores meanwhile.
 
 `Worker` enters `warm_up` first. This module must not import the rest of the worker. That import would delay the
 children by about half the time that a zygote (the process that forks the children) needs to load its handlers.

@@ -127,9 +127,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the wrong scope of the kind: the read
-    scope with `write`, or the write scope without it. Raises Forbidden also for an operation on jobs of other tenants
-    (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. A key may have only one of the kind's two scopes. Raises Forbidden if it
+    is the wrong one: with `write` the caller needs the write scope, without `write` the read scope. Raises Forbidden
+    also for an operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

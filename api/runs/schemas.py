@@ -50,8 +50,8 @@ class Dedupe(_Request):
 StartWithin = Annotated[
     Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None,
     Field(
-        description="Seconds that the run may wait for other runs of its scope, and at its limits. If left out, the "
-        "template's value."
+        description="Seconds that the run may wait to start: for other runs of its scope, or at a concurrency limit. If left "
+        "out, the template's value."
     ),
 ]
 
@@ -76,8 +76,8 @@ class RunRequest(_Request):
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     delay_seconds: Annotated[float, Field(gt=0, le=MAX_DELAY.total_seconds()), JsonNumber] | None = Field(
         None,
-        description="In place of `scheduled_at`: the run starts this long after the request, or later. A repetition "
-        "with the same `Idempotency-Key` sends the same number, and changes nothing.",
+        description="In place of `scheduled_at`: the run starts this long after the request, or later. Repeat a request "
+        "with the same number: the repetition gets the first answer, and the start time stays as it was.",
     )
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None
@@ -169,8 +169,8 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 
 def run_answer(row: Row) -> dict[str, Any]:
-    """The run as the answer of GET, with a page of its steps. The row's `all_steps` has the number, the progress and
-    the phase of all steps; None: the page has all steps.
+    """The run as the answer of GET, with a page of its steps. `row["all_steps"]` has the number, the progress and the
+    phase of all steps of the run; it is None if the page has them all. `summary` and `result` cover only the page.
     """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}

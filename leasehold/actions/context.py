@@ -35,9 +35,9 @@ class Actions:
         Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
         Returns hints (messages that tell workers of due tasks) to publish.
 
-        `deletes`: the caller deletes the job. Then this function writes nothing for a failed job whose code this
-        process lacks, if a worker may have the code. That worker writes the deliveries later, and the job's row stays
-        until then.
+        `deletes`: the caller deletes the job. If the job failed, and only a worker may have its code, this function
+        leaves the deliveries to that worker. The row of the deleted job is then hidden, and stays until the worker has
+        written them.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
@@ -58,9 +58,9 @@ class Actions:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A job to act on. `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key
-    and is_run, and a run's template, version, scope and scope_id. The rows of bulk operations also have `gated` (the
-    job has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only the functions
-    for several jobs (`..._together`) read these two. `queue`: the queue of the job's first step.
+    and is_run, and a run's template, version, scope and scope_id. If a bulk operation acts on the job, its row also has
+    `gated` (the job has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only
+    the functions for several jobs (`..._together`) read these two. `queue`: the queue of the job's first step.
     """
 
     row: Row

@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 #: When a statement, or the opening of a connection, has waited for this many seconds, the watch queries the timeline of
 #: every host.
 _PATIENCE_SECONDS = 1.0
-#: The time that the hosts have for their answers. The watch notices a promotion at most _ROUND_SECONDS and
-#: _PAUSE_SECONDS later.
+#: The time that the hosts have for their answers. From then on each host is queried again _ROUND_SECONDS +
+#: _PAUSE_SECONDS later at the latest.
 _ROUND_SECONDS = 1.0
 #: The pause before the watch queries the hosts again. It does so while a statement or an opening waits.
 _PAUSE_SECONDS = 0.5

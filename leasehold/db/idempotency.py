@@ -6,8 +6,9 @@ What `reserve` returns or raises, and what the API then does:
 - StoredAnswer: this is a repetition. Return the stored answer.
 - Invalid: the key came before with another request. Conflict: the first request is still running.
 
-A process that dies, or loses the database, cannot release its key. But after a second, its reservation counts only
-while the transaction of the first request lasts (`hold`). No reservation counts longer than IN_FLIGHT.
+A process that dies, or loses the database, cannot release its key. So a reservation lapses by itself, after IN_FLIGHT.
+If the request calls `hold` in its transaction, its reservation lapses earlier: a second after it was made, once that
+transaction has ended.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until `locked_until`. This instant also distinguishes the reservation from a later
-    reservation of the same key.
+    """The right to store the answer, until another request takes the key over: from `locked_until` on it may. This
+    instant also distinguishes the reservation from a later one of the same key.
     """
 
     tenant_id: str
@@ -57,9 +58,9 @@ class StoredAnswer:
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. If the key is
-# taken, the statement returns no row. A first request counts as dead after $4, or already after $6 if nobody holds the
-# key's lock. $4 and $6 count from the instant of the reservation, which was locked_until - $4.
-# $1 tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
+# taken, the statement returns no row. A first request counts as dead when IN_FLIGHT has passed since it reserved the
+# key, at `locked_until` - IN_FLIGHT. If nobody holds the key's lock, it counts as dead when _LOCK_GRACE has passed. $1
+# tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
 INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)

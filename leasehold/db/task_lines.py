@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-#: The most names of queues that a statement reads. Tenants name the queues of external workers.
+#: A statement reads at most this many queue names. Tenants name the queues of external workers, so there may be very
+#: many.
 _MAX_QUEUES = 10_000
 _WAITS = "t.status IN ('pending', 'retry', 'waiting')"
 
 
 def lines_of_all_queues(most: str) -> str:
-    """SQL: CTEs of a WITH RECURSIVE. The last one, `line(queue, priority, tenant_id)`, has each line that has a task.
-    The CTEs jump through the index task_runnable from queue to queue and from line to line, so they read only the first
-    task of each. `most`: the statement's parameter with the most lines, for example `$1`.
+    """SQL: CTEs of a WITH RECURSIVE. The last one, `line(queue, priority, tenant_id)`, has each line that has a task,
+    in the first _MAX_QUEUES queues by name. The CTEs jump through the index task_runnable from queue to queue and from
+    line to line, so they read only the first task of each. `most`: the statement's parameter with the most lines, for
+    example `$1`.
 
-    If there are more lines than `most`, `line` has first one line of each queue, then a second line of each, and so on.
-    So a queue with many tenants hides no other queue. The queues of external workers (`ext:`) come after all others.
+    If there are more lines than `most`, `line` has those of the platform's own queues first: one line of each queue,
+    then a second of each, and so on. So a queue with many tenants hides no other queue. What is left of `most` goes to
+    the queues of external workers (`ext:`) in the same way.
     """
     return f"""
 queue_name(queue, nth) AS (

@@ -1,4 +1,4 @@
-"""Distinguishes, while Pillow decodes a picture, a damaged picture from a lack of memory and from errors of the system.
+"""Sorts the errors that Pillow raises while it decodes: a damaged picture, a lack of memory, or an error of the system.
 The media steps use this module. Conversions use it for their reference images.
 """
 
@@ -17,7 +17,7 @@ from leasehold.domain.errors import Permanent, StepError
 def pillow_limits(max_pixels: int) -> Iterator[None]:
     """Set Pillow's own pixel limit, and raise its warning as an error.
 
-    Pillow's other warnings are hidden: they concern metadata that nobody reads.
+    All other warnings are hidden: they concern metadata that nobody reads.
     """
     earlier_limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_pixels

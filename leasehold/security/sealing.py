@@ -1,7 +1,7 @@
 """Encrypts clients' secrets for the database, and signs URLs, with the installation's sealing keys.
 
-The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. To rotate, put a new
-key first, and remove an old key once no row is sealed with it.
+The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. How to rotate them:
+docs/operations/index.md, "Secrets in files".
 """
 
 from __future__ import annotations

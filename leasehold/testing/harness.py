@@ -124,9 +124,9 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. Mostly the
-            # next worker would see the death itself: the presence lock of the dead worker's connection to PostgreSQL is
-            # free. But on a busy machine the worker may have died before it took this lock.
+            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. Usually the
+            # next worker sees the death by itself, because PostgreSQL has dropped the dead worker's presence lock. But
+            # on a busy machine a worker may claim, and die, before it holds that lock.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:

@@ -29,8 +29,9 @@ class StreamChunk:
     restarts: bool
 
 
-# As APPEND_LOG (logs.py), and for the same reasons. The difference: this statement writes a row only while its attempt
-# has the lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
+# This statement has the form of APPEND_LOG, and logs.py gives the reasons: the commit does not wait for the disk, and
+# `insert_numbered` numbers the chunks. The difference: this statement writes a row only while its attempt has the
+# lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (

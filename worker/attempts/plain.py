@@ -37,13 +37,15 @@ class BlockingAttempt:
         self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Call Attempt.progress in the event loop, because only the loop's thread may set an asyncio.Event."""
+        """Call Attempt.progress in the event loop, because it sets an asyncio.Event, which only the loop's thread may
+        do.
+        """
         if self._has_ended:
             raise Cancelled
         self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:  # tools that print tracebacks read many other names
+        if name not in _PUBLIC:  # tools that print tracebacks ask for other names, and expect AttributeError
             raise AttributeError(name)
         if self._has_ended:
             raise Cancelled

@@ -80,7 +80,8 @@ async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUI
     # A release reads neither `attempt` nor `trusted_until`.
     leases = [Lease(task, worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in tasks.items()]
     outcome = await settlements.release(connection, leases)
-    # In a job that is being cancelled, only a workflow that has called something is released. The other tasks end.
+    # In a job that is being cancelled, `release` refuses all tasks except workflows that have called something: their
+    # code must see the cancel. The refused tasks end here.
     refused_leases = [lease for lease in leases if outcome.verdicts.get(lease.task_id) is not Verdict.SETTLED]
     log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused_leases))
     return (await settlements.acknowledge_cancel(connection, refused_leases)).ended if refused_leases else []

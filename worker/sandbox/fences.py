@@ -138,7 +138,7 @@ class Fences:
     def __init__(self, mechanisms: list[str], grants: Mapping[int, list[Path]]) -> None:
         self._has_landlock = "landlock" in mechanisms
         self._grants = grants
-        self._own_files: landlock.Ruleset | None = None
+        self._own_layer: landlock.Ruleset | None = None
         self.isolation = _name_of(mechanisms)
 
     @classmethod
@@ -178,7 +178,7 @@ class Fences:
             seccomp.install_filter(machine)
         if self._has_landlock:
             readable = [*self._grants[landlock.READ], Path("/proc/self")]
-            self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
+            self._own_layer = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def restrict_files(self, files: list[Path], directory: Path) -> None:
         """Call this in a child after `install_syscall_filter`. From then on the child reads only these `files` and what
@@ -187,10 +187,10 @@ class Fences:
         """
         if not self._has_landlock:
             return
-        if self._own_files is None:
+        if self._own_layer is None:
             raise OSError("the child has no filter of system calls yet, or the kernel no longer offers Landlock")
-        self._own_files.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
-        self._own_files.enter()
+        self._own_layer.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
+        self._own_layer.enter()
 
 
 def common(isolations: Collection[str]) -> str:

@@ -15,8 +15,8 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The longest time of a `Patience`, and the time without a loss after which a `Patience` has its first value again. A
-#: loss is a connection or a channel that was given up and replaced.
+#: The longest `seconds` of a `Patience`, and the seconds without a loss after which a `Patience` is as short again as
+#: at first. A loss is a connection or a channel that was given up and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
@@ -75,8 +75,8 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     # request and to read the answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
-        # `<=`, because uvloop's clock has ticks of a millisecond: the answer may come in the tick of the request. A
-        # byte in this tick is an answer, because the connection was silent before the request.
+        # True if the last byte came at the time of the request or later. At the same time: uvloop's clock has ticks of
+        # a millisecond. The byte is no earlier one, because the connection was silent for long before the request.
         if wire.silence <= clock() - requested_at:
             return True
     return False

@@ -1,6 +1,7 @@
 """The duties of the leading worker (the worker that is elected for maintenance) for generations. It deletes expired
-source images. When a generation expires, it submits a withdrawal: a job that cancels the order at the provider. Before
-a generation is deleted, it copies the order into the generation's unfinished withdrawal, which needs the order.
+source images. When the deadline of a generation has passed, the worker submits a withdrawal: a job that cancels the
+order at the provider. The withdrawal needs the order. So before the rows of a generation are deleted, its order is
+copied into its unfinished withdrawal.
 """
 
 from __future__ import annotations

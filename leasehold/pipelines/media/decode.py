@@ -26,7 +26,7 @@ from leasehold.pipelines.media import heic_decoder
 from leasehold.pipelines.media.animation import SHORTEST_MS
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.pixels import Box, Size, plain
-from leasehold.pipelines.media.refusals import corrupt_image
+from leasehold.pipelines.media.refusals import corrupt_image, more_pixels_than_accepted
 
 _DECODERS = {
     "image/jpeg": "JPEG",
@@ -60,7 +60,7 @@ def _decoding() -> AbstractContextManager[None]:
     """Turn a decoder's errors about the picture into Permanent. Use it around each call of a decoder."""
     return damage_is_permanent(
         damaged=lambda: corrupt_image("it cannot be decoded"),
-        too_many_pixels=lambda: Permanent("too_many_pixels", "The picture has more pixels than are accepted."),
+        too_many_pixels=more_pixels_than_accepted,
     )
 
 

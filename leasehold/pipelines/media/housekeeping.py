@@ -27,8 +27,8 @@ JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `media`. Called once.
-    `Forgetting` is a loop that deletes objects, and then their rows.
+    """The part of housekeeping (loops of the leading worker) for the kind of work `media`. `Forgetting`
+    is a loop that deletes objects, and then their rows.
     """
     store, retention_days = context.store, context.settings.retention_days
 
@@ -95,8 +95,8 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
 
     An upload URL may outlive its picture. So the key of each picture has a row of `upload` until no object can arrive
     any more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
-    If an upload URL admitted only one size, `uploads.close` deleted the row when the upload was completed. For such a
-    picture this function writes the row again.
+    Exception: if the URL admitted only one size (`exact`), a completed upload has no row, because no harmful object can
+    arrive while the picture exists. The picture goes now, so this function writes the row again.
     """
     await connection.execute(
         f"""

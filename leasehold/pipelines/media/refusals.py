@@ -32,6 +32,11 @@ def too_large(size: int, limit: int) -> Permanent:
     return Permanent("too_large", f"The file has {size} bytes; at most {limit} are accepted.")
 
 
+def more_pixels_than_accepted() -> Permanent:
+    """As `too_many_pixels`, when the decoder refuses the picture and does not say how many pixels it has."""
+    return Permanent("too_many_pixels", "The picture has more pixels than are accepted.")
+
+
 def too_many_pixels(pixels: int, limit: int) -> Permanent:
     return Permanent("too_many_pixels", f"The picture has {pixels} pixels; at most {limit} are accepted.")
 

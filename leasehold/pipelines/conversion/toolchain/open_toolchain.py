@@ -206,8 +206,8 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the model that was made last. `layers`: the layers of the first model, which is int8
-    as a whole. The layer that adds the most noise comes first. None: `find_layers` was not called yet.
+    `both_models`: the figures of the model that was made last. `layers`: what the first call of `find_layers` returned,
+    the noisiest layer first. The model was int8 as a whole then. None: `find_layers` was not called yet.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
