@@ -50,8 +50,8 @@ class Dedupe(_Request):
 StartWithin = Annotated[
     Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None,
     Field(
-        description="Seconds that the run may wait to start: for other runs of its scope, or at a concurrency limit. If left "
-        "out, the template's value."
+        description="Seconds that the run may wait to start: for other runs of its scope, or at a concurrency limit. "
+        "If left out, the template's value."
     ),
 ]
 
@@ -76,8 +76,8 @@ class RunRequest(_Request):
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     delay_seconds: Annotated[float, Field(gt=0, le=MAX_DELAY.total_seconds()), JsonNumber] | None = Field(
         None,
-        description="In place of `scheduled_at`: the run starts this long after the request, or later. Repeat a request "
-        "with the same number: the repetition gets the first answer, and the start time stays as it was.",
+        description="In place of `scheduled_at`: the run starts this long after the request, or later. Repeat a "
+        "request with the same number: the repetition gets the first answer, and the start time stays as it was.",
     )
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ class Api:
 
 def test_a_quiet_job_is_followed_through_a_restart_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
     api: Any = Api()
-    monkeypatch.setattr(logs.time, "sleep", lambda _seconds: api.paused.append(len(api.asked)))
+    monkeypatch.setattr(time, "sleep", lambda _seconds: api.paused.append(len(api.asked)))
     assert list(logs._follow(api, "id", 0, None, None)) == []
     assert api.asked == ["job", "stream", "job", "stream", "stream", "job", "stream", "job", "stream"]
     assert api.paused == [3, 4, 6]  # after each failure, and after a stream without a line whose job goes on

@@ -20,7 +20,6 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from leasehold.domain.errors import Permanent
 from leasehold.pictures.damage import damage_is_permanent
 from leasehold.pipelines.media import heic_decoder
 from leasehold.pipelines.media.animation import SHORTEST_MS
