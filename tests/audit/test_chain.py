@@ -211,6 +211,19 @@ async def test_old_rows_go_from_the_beginning_on_and_the_rest_is_verified(rows: 
     assert broken.seq == 4
 
 
+async def test_rows_that_somebody_deleted_keep_no_row_of_any_tenant_beyond_its_time(rows: Connection) -> None:
+    await act(rows, 6)
+    await act(rows, 2, tenant="rival")
+    await rows.execute("UPDATE audit SET at = at - interval '60 days' WHERE tenant_id = 'acme' AND seq < 6")
+    await rows.execute("UPDATE audit SET at = at - interval '50 days' WHERE tenant_id = 'rival'")
+    await rows.execute("DELETE FROM audit WHERE tenant_id = 'acme' AND seq IN (1, 2, 4)")
+    for is_more_due in (True, True, True, True, False):
+        assert await audit.forget(rows, 40, at_most=1) is is_more_due
+    kept = await rows.fetch("SELECT tenant_id, seq FROM audit")
+    assert [tuple(row) for row in kept] == [("acme", 6)]
+    assert await verified(rows) is None
+
+
 async def test_a_chain_whose_rows_are_all_gone_goes_on(rows: Connection) -> None:
     await act(rows, 2)
     await older(rows, 50, "1,2")
