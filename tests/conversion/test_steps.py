@@ -72,7 +72,7 @@ async def test_a_model_goes_through_all_three_steps_inside_the_sandbox(bench: Be
     layers = whole["bie"]["worst_layers"]
     assert {"Conv", "MatMul"} >= {layer["operator"] for layer in layers[:1]}
     assert [layer["added"] for layer in layers] == sorted((layer["added"] for layer in layers), reverse=True)
-    assert layers[0]["noise"] > 0
+    assert 0 < max(layer["noise"] for layer in layers) < 0.01
 
 
 async def test_the_report_says_what_was_changed_and_that_the_model_still_answers_the_same(bench: Bench) -> None:

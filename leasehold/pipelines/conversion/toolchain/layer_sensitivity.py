@@ -28,10 +28,12 @@ _MAX_SAMPLES = 2  # each sample costs a run of both models, with the outputs of 
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
-#: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
-#: noise is a larger share of the signal. So their outputs are measured. Their noise counts as the noise of the layer
-#: before them, if that layer's own output was not measured.
+#: Operators without weights. They are no layers of the result, but their outputs are measured, for two reasons. If the
+#: layer before has no output of its own to measure, its noise is read here. And they may make the signal smaller, so
+#: that the same noise is a larger share of it: the next layer must be compared with that share.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
+#: onnxruntime quantises a tensor and makes floats of it again. The name of the floats ends so.
+_DEQUANTISED = "_DequantizeLinear_Output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,18 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
-    names = _comparable_outputs(model, int8_model)
-    noise = dict.fromkeys(names, 0.0)
-    float_exposed = _with_outputs(model, names, directory / "exposed-0.onnx")
-    int8_exposed = _with_outputs(int8_model, names, directory / "exposed-1.onnx")
+    int8_names = _comparable_outputs(model, int8_model)
+    noise = dict.fromkeys(int8_names, 0.0)
+    float_exposed = _with_outputs(model, int8_names.keys(), directory / "exposed-0.onnx")
+    int8_exposed = _with_outputs(int8_model, int8_names.values(), directory / "exposed-1.onnx")
     graph = onnx.GraphProto()  # only the nodes: the weights are dropped before onnxruntime loads them again
     graph.node.extend(model.graph.node)
     del model, int8_model
     samples = list(islice(inputs, _MAX_SAMPLES))
     float_outputs, int8_outputs = _outputs_by_sample(float_exposed, samples), _outputs_by_sample(int8_exposed, samples)
     for reference, quantised in zip(float_outputs, int8_outputs, strict=True):
-        for name in names:
-            noise[name] = max(noise[name], _noise(reference[name], quantised[name]))
+        for name, int8_name in int8_names.items():
+            noise[name] = max(noise[name], _noise(reference[name], quantised[int8_name]))
     float_exposed.unlink()
     int8_exposed.unlink()
     layers: dict[str, NoisyLayer] = {}
@@ -88,26 +90,32 @@ def name_of(node: onnx.NodeProto) -> str:
     return node.name or next((name for name in node.output if name), "")
 
 
-def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
-    """The names of the layers' outputs that both graphs have, in float. All together have at most _MAX_BYTES."""
+def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> dict[str, str]:
+    """The names of the layers' outputs that both graphs have, in float: name in the float graph -> name in the int8
+    graph. All together have at most _MAX_BYTES.
+
+    An output that is quantised is compared as it is after that, as the next layer reads it. Only then is a Relu done
+    that the int8 graph does not have: QuantizeLinear cuts off what is negative.
+    """
     # The output of QuantizeLinear is integers, so it cannot be compared with floats.
-    int8_names = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
+    in_float = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
-    names, bytes_left = [], _MAX_BYTES
+    names, bytes_left = dict[str, str](), _MAX_BYTES
     for node in model.graph.node:
         if node.op_type in _MOVING_OPERATORS:
             continue
         for name in node.output:
-            value = values.get(name) if name in int8_names else None
-            if value is None or value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+            int8_name = next((found for found in (name + _DEQUANTISED, name) if found in in_float), None)
+            value = values.get(name)
+            if int8_name is None or value is None or value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
                 continue
             bytes_left -= 4 * math.prod(shape_of(value))
             if bytes_left >= 0:
-                names.append(name)
+                names[name] = int8_name
     return names
 
 
-def _with_outputs(model: onnx.ModelProto, names: list[str], path: Path) -> Path:
+def _with_outputs(model: onnx.ModelProto, names: Iterable[str], path: Path) -> Path:
     """Write the model to `path`, with the tensors `names` as further outputs. Returns `path`."""
     outputs = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
@@ -139,11 +147,12 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLay
     """The measured layers. `noise`: by the name of a measured output. An output that is not measured counts with the
     noise of the noisiest input of its node.
 
-    The int8 graph has no Relu after a convolution: the quantised output cuts off what is negative. So the convolution's
-    own output cannot be compared, but the output of the Relu can. The Relu's noise counts as the convolution's.
+    The int8 graph has no Relu after a convolution. The convolution's output there has the name of the Relu's output,
+    and QuantizeLinear cuts off what is negative. So the convolution's own output is not measured, but the Relu's is,
+    and its noise counts as the convolution's.
     """
     noise_of: dict[str, float] = {}
-    unmeasured: dict[str, onnx.NodeProto] = {}  # by the name of an output: the layer that has added its noise
+    unmeasured: dict[str, onnx.NodeProto] = {}  # an output that is not measured -> its layer: read at the next one
     layers = []
     for node in graph.node:
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)

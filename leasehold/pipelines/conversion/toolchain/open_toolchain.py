@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from leasehold.domain.sentences import counted
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
@@ -253,7 +254,9 @@ def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, fl
     for number, sample in enumerate(inputs):
         summary = f"comparing on {number + 1} of {len(inputs)}"
         if float_layers:
-            report_progress(work, _GUARD_PERCENT, f"{summary}, with {float_layers} layers in float")
+            report_progress(
+                work, _GUARD_PERCENT, f"{summary}, with {counted(float_layers, 'layer', 'layers')} in float"
+            )
         else:
             report_progress(work, 60 + 25 * number / len(inputs), summary)
         both_models.add(float_model.run(sample), int8_model.run(sample), params)

@@ -8,13 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from leasehold.domain.errors import StepError
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import name_of
 from leasehold.pipelines.conversion.toolchain.running import Tensors
+
+#: onnxruntime quantises the weights of these operators when it loads a model.
+_QUANTISED_ON_LOAD = {"Conv", "ConvTranspose", "Gemm"}
+_LOWEST = "leasehold_lowest_float"  # the name of a constant
 
 
 class _SampleReader:
@@ -80,6 +86,32 @@ def quantise_static(
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
     finally:
         private_copy.unlink()
+    if float_layers:
+        _protect(target, float_layers)
+
+
+def _protect(path: Path, float_layers: Sequence[str]) -> None:
+    """Change the int8 model, so that onnxruntime leaves these layers float when it loads the model.
+
+    onnxruntime quantises the weights of a layer between DequantizeLinear and QuantizeLinear (its optimiser
+    WeightBiasQuantization, which the user of a package would have to switch off). It does not do so if another node
+    stands before the layer. `Max` with the lowest float changes no value, and no optimiser removes it.
+    """
+    model = onnx.load_model(path)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.name in float_layers and node.op_type in _QUANTISED_ON_LOAD:
+            kept = f"{node.name}_float_input"
+            nodes.append(helper.make_node("Max", [node.input[0], _LOWEST], [kept], name=kept))
+            node.input[0] = kept
+        nodes.append(node)
+    if len(nodes) == len(model.graph.node):
+        return
+    lowest = np.array(np.finfo(np.float32).min, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(lowest, _LOWEST))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    path.write_bytes(model.SerializeToString())
 
 
 def _copy_with_names(source: Path, target: Path) -> None:
