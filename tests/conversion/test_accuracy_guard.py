@@ -85,10 +85,10 @@ def fragile_at_the_end() -> onnx.ModelProto:
     """
     model = network()
     weights = {one.name: one for one in model.graph.initializer}
-    for name, changes in (("w2", lambda w: -np.abs(w[0])), ("w3", lambda w: np.full_like(w[0], 500))):
-        changed = numpy_helper.to_array(weights[name]).copy()
-        changed[0] = changes(changed)
-        weights[name].CopyFrom(numpy_helper.from_array(changed, name))
+    w2, w3 = (numpy_helper.to_array(weights[name]).copy() for name in ("w2", "w3"))
+    w2[0], w3[0] = -np.abs(w2[0]), 500
+    weights["w2"].CopyFrom(numpy_helper.from_array(w2, "w2"))
+    weights["w3"].CopyFrom(numpy_helper.from_array(w3, "w3"))
     return model
 
 
