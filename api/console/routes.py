@@ -162,6 +162,7 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     if isinstance(error, Unauthenticated):
         return sign_in_page(request, error)
     problem = problem_of(error)
+    problem.count()
     back_path = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back_path):
         return go_to(request, back_path, problem.detail, good=False)  # the page with the form shows the current state
@@ -175,6 +176,7 @@ def _accepts_html(request: Request) -> bool:
 def _bug_page(request: Request, error: Exception) -> Response:
     """The page for a bug. It shows the id of the request, by which a person finds the error in the log."""
     problem, identity = problem_of(error), request.state.identity
+    problem.count()
     return page(request, "error.html", problem.status, problem=problem, request_id=identity.request_id)
 
 

@@ -261,6 +261,7 @@ class Guarded(HttpToolsProtocol):
 
     def _write(self, problem: Problem) -> None:
         """Write the answer directly to the socket, because uvicorn writes only what the app answers."""
+        problem.count()
         body = orjson.dumps(problem.body(str(new_id())))
         head = [
             f"HTTP/1.1 {int(problem.status)} {problem.status.phrase}",

@@ -106,8 +106,13 @@ class Problem:
             body["errors"] = list(self.errors)
         return body
 
-    def response(self, request_id: str) -> Response:
+    def count(self) -> None:
+        """Count the problem. Call this once for each answer."""
         PROBLEMS.labels(self.code).inc()
+
+    def response(self, request_id: str) -> Response:
+        """The counted answer."""
+        self.count()
         return Response(
             orjson.dumps(self.body(request_id)), int(self.status), dict(self.headers), media_type=MEDIA_TYPE
         )

@@ -213,10 +213,10 @@ async def _replay_each(
 
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
     """Retry one job of a request that was charged as a whole. Returns what to publish after the commit. None: the job
-    is not failed any more, or was deleted.
+    was deleted.
 
-    Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
-    tenant is full.
+    Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises Conflict also if it is not
+    failed any more. Raises TooMany if a limit of the tenant is full.
     """
     row = await job_reads.find_job(connection, caller.tenant_id, job_id)
     if row is None:
@@ -228,8 +228,9 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     # yet. `add_queues_of` adds it after the retry.
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)
-        if effects is not None:
-            await record(connection, access, "job.retried")
+        if effects is None:  # roll back: `revive` may have written webhook deliveries, and cancelled older runs
+            raise Conflict("resource_invalid_state", "The job is not failed any more.")
+        await record(connection, access, "job.retried")
         await services.admission.add_queues_of(connection, charge, job_id)
     return effects
 

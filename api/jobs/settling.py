@@ -118,7 +118,7 @@ async def _adopt_or_repeat(
     orders: UnknownOrders,
     step: Unresolved,
     body: SettleRequest,
-) -> CreatedRun | None:
+) -> CreatedRun:
     """Let the failed job go on: with the adopted order as the result of its step, or by ordering again."""
     if body.action == "adopt":
         assert body.ref is not None
@@ -128,4 +128,7 @@ async def _adopt_or_repeat(
         )
     else:
         await resolving.forget_note(connection, step)  # without the note, the step orders again
-    return await revive(services.actions, connection, access.target, None)  # None: only a run has a template
+    effects = await revive(services.actions, connection, access.target, None)  # None: only a run has a template
+    if effects is None:  # roll back the settlement
+        raise _nothing_to_settle(access)
+    return effects

@@ -153,4 +153,6 @@ def cache_directory() -> Path:
     status = cache.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise EmbeddedError(f"{cache} must be a directory that only its owner, uid {os.geteuid()}, can write to")
+    if unprivileged().is_other_user:  # the servers' user runs programs in it, whatever the umask was
+        cache.chmod(stat.S_IMODE(status.st_mode) | 0o111)
     return cache

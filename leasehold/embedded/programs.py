@@ -1,5 +1,5 @@
-"""Finds out whether the unprivileged user of the embedded servers (PostgreSQL, RabbitMQ) can run a program. If not,
-copies the program to a place where the user can run it.
+"""Finds out whether the unprivileged user of the embedded servers can run a program, such as PostgreSQL. If not, copies
+the program to a place where the user can run it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,14 +73,25 @@ def _copy(tree: Sequence[Path], target: Path) -> None:
     """Copy the tree to `target`, which appears only when it is complete."""
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         unfinished_copy = Path(scratch) / "tree"
-        unfinished_copy.mkdir(mode=0o755)
+        unfinished_copy.mkdir()
         for source in tree:
             if source.is_dir():
                 shutil.copytree(source, unfinished_copy / source.name, symlinks=True)
             else:
                 shutil.copy2(source, unfinished_copy / source.name)
+        _open_to_all(unfinished_copy)
         try:
             unfinished_copy.rename(target)
         except OSError:
             if not target.exists():  # else another process has made the same copy meanwhile
                 raise
+
+
+def _open_to_all(tree: Path) -> None:
+    """Let every user read the tree, and run the programs that its owner can run. With an umask such as 077, only the
+    owner of a program and of its folders may do so.
+    """
+    for path in (tree, *tree.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(stat.S_IMODE(mode) | 0o444 | (0o111 if mode & stat.S_IXUSR else 0))

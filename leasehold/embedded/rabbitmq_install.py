@@ -96,7 +96,8 @@ async def install_rabbitmq() -> RabbitServer:
             return server
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
             root = Path(scratch) / "root"
-            root.mkdir(mode=0o755)
+            root.mkdir()
+            root.chmod(0o755)  # whatever the umask is
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
             if RabbitServer.at(root) is None:  # checked before the rename, so that the next call unpacks again

@@ -150,8 +150,10 @@ def parse_keys(text: str) -> dict[str, str]:
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise ValueError("the keys of the cells are not a JSON object that maps each cell to its key")
     for cell, key in keys.items():
+        if not CELL.fullmatch(cell):  # it may be a key: somebody has taken name and key for each other
+            raise ValueError("the keys of the cells have a name that no cell can have")
         if parse_key(key) is None:
-            raise ValueError(f"the key of cell {cell[:20]!r} does not have the form of a key")
+            raise ValueError(f"the key of cell {cell} does not have the form of a key")
     return keys
 
 

@@ -193,3 +193,23 @@ async def test_a_program_in_a_closed_home_is_copied_where_its_user_can_start_it(
     finally:
         shutil.rmtree(closed)
     assert await can_run(program / "postgres", nobody)
+
+
+async def test_under_a_narrow_umask_a_copy_can_be_started_by_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        not_here("only root starts programs as another user")
+    nobody = unprivileged()
+    home = temporary_root() / f"narrow-{os.getpid()}"
+    monkeypatch.setenv("LEASEHOLD_CACHE", str(home / "cache"))
+    umask = os.umask(0o077)
+    try:
+        package = home / "package"
+        (package / "bin").mkdir(parents=True)
+        home.chmod(0o711)
+        program = Path(shutil.copyfile("/bin/true", package / "bin" / "true"))
+        os.chmod(program, 0o700)  # noqa: PTH101 - as `copyfile`: a moment
+        copy = await runnable_copy_of(program, [package], nobody)
+        assert await can_run(copy, nobody)
+    finally:
+        os.umask(umask)
+        shutil.rmtree(home)

@@ -14,6 +14,7 @@ import time_machine
 
 from leasehold.actions.context import Actions
 from leasehold.api.auth import security
+from leasehold.api.jobs import dead_letters
 from leasehold.api.jobs.schemas import EventPage, JobAnswer, JobList
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
@@ -304,6 +305,26 @@ async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.Asyn
     problem(await client.post(f"/v1/dead-letters/{task_id}/replay"), 404, "dead_letter_not_found")
     answer = await client.post("/v1/dead-letters/replay", json={"code": "broken"})
     assert answer.json() == {"replayed": [], "refused": []}
+
+
+async def test_a_replay_that_comes_too_late_for_its_job_changes_nothing(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request has retried the job, or it has expired, after this one had found it: what the retry had written
+    by then, such as the cancel of older runs, is rolled back.
+    """
+    job_id = await maker.make("run")
+    await maker.fail(job_id, "broken")
+
+    async def too_late(_actions: Any, connection: Connection, *_: Any, **__: Any) -> None:
+        await connection.execute("UPDATE job SET priority = 0")
+
+    monkeypatch.setattr(dead_letters, "revive", too_late)
+    await rows.execute("UPDATE job SET priority = 2")
+    answer = await client.post("/v1/dead-letters/replay", json={"code": "broken"})
+    assert answer.json()["replayed"] == []
+    assert [refusal["code"] for refusal in answer.json()["refused"]] == ["resource_invalid_state"]
+    assert await rows.fetchval("SELECT priority FROM job") == 2
 
 
 async def test_a_failure_that_a_workflow_handles_is_no_dead_letter(

@@ -15,10 +15,11 @@ import pytest
 from leasehold.api.auth.security import EXTERNAL_WORK
 from leasehold.api.process import tenant_requests
 from leasehold.api.process.bodies import Bodies
+from leasehold.api.process.metrics import PROBLEMS
 from leasehold.api.process.tenant_requests import TenantRequests
 from leasehold.domain.errors import Unavailable
 from leasehold.settings import Settings
-from tests.api.conftest import MakeKey, Running, client_of, serving
+from tests.api.conftest import MakeKey, Running, client_of, serving, value_of
 from tests.api.media_api import MediaApi
 from tests.api.test_process import Process, running
 
@@ -99,11 +100,14 @@ async def test_three_hundred_endless_heads_cost_no_more_than_the_documented_sum(
         assert process.resident - before < STRANGERS * A_STRANGER
 
 
-async def test_a_head_that_is_too_large_is_refused(api: Running) -> None:
+async def test_a_head_that_is_too_large_is_refused_and_counted(api: Running) -> None:
+    counter = PROBLEMS.labels("head_too_large")
+    before = value_of(counter)
     for more in (b"X: " + b"y" * 100_000, b"A: b\r\n" * 20_000 + b"\r\n"):
         async with connected(api.url) as (reader, writer):
             writer.write(head("/v1/runs")[:-2] + more)
             assert await status(reader) == 431
+    assert value_of(counter) == before + 2
 
 
 @pytest.mark.parametrize("door_path", DOORS)
