@@ -89,8 +89,13 @@ async def test_a_job_whose_steps_all_wait_ends_at_once_step_by_step(rows: Rows) 
 async def test_a_step_that_waits_for_its_time_ends_with_the_job(rows: Rows) -> None:
     claimed = await rows.leased()
     await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 600.0)])
+    before = await rows.events(claimed.job_id)
     assert (await cancel(rows, claimed.job_id)).states == {claimed.job_id: "cancelled"}
     assert await rows.statuses(claimed.job_id) == {"only": "cancelled"}
+    assert await told(rows, claimed.job_id, len(before)) == [
+        ("cancel_requested", "cancel_requested", None, None, None),
+        ("cancelled", "cancelled", "only", "cancelled", 1),
+    ]
     await assert_history(rows, claimed.job_id)
 
 
@@ -121,12 +126,16 @@ async def test_a_second_cancel_changes_nothing(rows: Rows) -> None:
     assert await state_of(rows, [str(running.job_id), str(waiting)]) == before
 
 
-@pytest.mark.parametrize("forced", [False, True])
-async def test_a_job_that_does_not_support_it_is_cancelled_by_force_only(rows: Rows, forced: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "status"), [({}, "running"), ({"forced": False}, "running"), ({"forced": True}, "cancel_requested")]
+)
+async def test_a_job_that_does_not_support_it_is_cancelled_by_force_only(
+    rows: Rows, how: dict[str, bool], status: str
+) -> None:
     running = await rows.leased(THREE)
     await rows.connection.execute("UPDATE job SET cancelable = false WHERE id = $1", running.job_id)
-    await cancel(rows, running.job_id, forced=forced)
-    assert (await rows.job(running.job_id))["status"] == ("cancel_requested" if forced else "running")
+    await cancel(rows, running.job_id, **how)
+    assert (await rows.job(running.job_id))["status"] == status
 
 
 async def test_a_job_that_waits_at_a_limit_leaves_the_line(rows: Rows) -> None:
