@@ -1,5 +1,5 @@
 """The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. Hints are
-messages that tell workers of due tasks. Each API process, each worker and each program that submits runs has an
+messages that tell workers of due tasks. Each API process, each worker and each program that submits runs to the database has an
 announcer. If an announcer fails, its hints stay in the outbox, the table of hints that the broker has not confirmed.
 The relay, a loop of each worker, publishes them from there.
 """
@@ -90,8 +90,8 @@ class WaitingAnnouncements:
 
 
 def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    """Make the function `on_connection` of an Announcer: it runs `work` with a connection that it borrows from the
-    pool.
+    """Returns a function for `Announcer(on_connection=...)`: it lends a connection of the pool to the coroutine
+    function that it gets.
     """
 
     async def run(work: Callable[[Connection], Awaitable[None]]) -> None:

@@ -16,7 +16,8 @@ upload = Table(
     Column("tenant_id", Text, nullable=False),
     Column("open", Boolean, nullable=False),  # the upload is unfinished
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
-    # what the tenant's quota counts while the upload is unfinished: the declared, largest possible or stored size
+    # What the tenant's quota counts. At first the declared size; without one, the largest possible. Once housekeeping has
+    # inspected the object, its stored size.
     Column("bytes", BigInteger, nullable=False),
     # the largest size that is allowed: housekeeping deletes a larger object; -1: housekeeping deletes any object
     Column("most", BigInteger, nullable=False),

@@ -144,7 +144,7 @@ def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
 
 
 class Files:
-    """Verifies that uploaded files have the declared sizes and SHA-256. Each API process has one object."""
+    """Verifies that uploaded files have the declared sizes and SHA-256. Each API process has one `Files`."""
 
     def __init__(self, pool: Pool, store: ObjectStore) -> None:
         self._pool = pool
@@ -160,7 +160,8 @@ class Files:
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # Read the sizes before the lease: a lease that is valid at the second read was valid at the first.
+            # Read the sizes first, then the lease. In the other order the lease could end in between, and the sizes
+            # would be missing although the lease had seemed valid.
             sizes = await _announced_sizes(connection, tenant_id, lease)
             prefix = await _prefix_of(connection, tenant_id, lease)
             if prefix is None:

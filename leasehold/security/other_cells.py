@@ -159,7 +159,9 @@ def parse_keys(text: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
-    """A client that follows no redirect and uses no proxy. It keeps cookies as browsers do."""
+    """A client that follows no redirect and uses no proxy. As a browser, it sends a cookie back only to the host that
+    has set it.
+    """
     async with httpx2.AsyncClient(
         timeout=None,
         follow_redirects=False,

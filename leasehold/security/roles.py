@@ -30,8 +30,8 @@ def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
 
 
 def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
-    """The strongest role among the scopes of a key or a person, and the scopes that are not roles. If this release has
-    none of the roles, the first value is None.
+    """The strongest role among the scopes of a key or a person, and the scopes that are not roles. The first value is
+    None if there is no role, or only roles that this release does not know.
     """
     ordered = sorted(scopes)
     roles = {scope.removeprefix(ROLE_PREFIX) for scope in ordered if scope.startswith(ROLE_PREFIX)}

@@ -68,8 +68,9 @@ ORDER BY p.position
 
 
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
-    """Whether the tenant has this task. Call this, or `lock`, before each settlement. The reason: the row of an ended
-    attempt has no owner any more, so a settlement answers `settled` to everybody who names the epoch.
+    """Whether the tenant has this task. Call this, or `lock`, before each settlement. Otherwise another tenant that
+    names the task and the epoch of an ended attempt would get the answer `settled`: the row has no owner any more to
+    compare.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
@@ -82,8 +83,8 @@ async def lock(connection: Connection, tenant_id: str, lease: Lease) -> bool:
 
 
 async def is_late(connection: Connection, lease: Lease) -> bool:
-    """Whether the step of this lease is past its time limit. False if the lease is lost. Call it after `lock`: then the
-    answer holds until the caller's transaction ends.
+    """Whether the step of this lease is past its time limit. False if the lease is lost. Call it after `lock`: then no
+    other transaction can settle the step before the caller's transaction ends.
     """
     return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
 

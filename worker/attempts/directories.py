@@ -43,9 +43,9 @@ class Directories:
 
     def make_linked(self, lease: Lease, step: str, files: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
         """Make a directory for a speculative execution of `step`: the attempt with `lease` starts this later step
-        before its own outcome is committed. The new directory has hard links to `files`, because the originals are
-        removed with that attempt's directory. Returns the directory and the links. Raises OSError; then the directory
-        is removed again.
+        before it has committed its own outcome. `files` are in the directory of that attempt, which is removed when it
+        ends. So the new directory gets hard links to them. Returns the directory and the links. Raises OSError; then
+        the directory is removed again.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}

@@ -1,7 +1,7 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
-Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Some duties run only in the leader, one
-worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
+Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Most duties run only in the leader,
+which is one worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
 (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
 pool, and all housekeeping duties share one: such a duty waits until one of these connections is free.
 """
@@ -47,7 +47,8 @@ _WATCH_SECONDS = 0.5
 _EVERY_SECONDS = 0.5
 #: Seconds between two searches for tables that have grown quickly. A search takes PostgreSQL half a millisecond.
 _GROWN_SECONDS = 2.0
-#: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
+#: Seconds between two searches for tasks that were put off because the worker that claimed them lacked their code. This
+#: worker wakes those whose code it has.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
@@ -220,9 +221,9 @@ class Duties:
         return _NEXT_KNOWN_SECONDS if has_more else None
 
     async def _admit(self) -> None:
-        """Admit the waiting jobs that the admitter (admitter.py) does not handle, because they do not wait for the end
-        of another job. For example, they wait until a rate has room again. Each turn serves some of the limits, in the
-        order of their names. After the last limit, the next turn begins again with the first one.
+        """Admit jobs at all limits at which jobs wait. When a job has ended, the admitter (admitter.py) is faster. This
+        duty is for all other cases: a rate has room again, or the admitter's worker has died. Each turn serves some of the limits, in the order of their names. After the last
+        limit, the next turn begins again with the first one.
         """
         async with self._frequent_connection() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)

@@ -1,5 +1,6 @@
 """The relay sends the hints (messages about due tasks) that remain in the outbox, the table of hints without a confirm
-of the broker. The process that committed them died, or the broker was away.
+of the broker. Nobody else has sent them: their process died or publishes none, the broker was away, or the announcer of
+their process had too many.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _MAX_HINTS = 500
 #: more than a hundred.
 _MAX_SPLIT = 20
 #: Most turns read only the rows in the poll window: those that became due since the last turn. About once in this many
-#: seconds, a turn reads the whole outbox, for rows that became visible too late for the window. In most cases, a slot
-#: pool's poll has found the task of such a row before that.
+#: seconds, a turn reads the whole outbox, because the window misses a row whose transaction committed long after its
+#: `relay_at`. In most cases, a poll of a slot pool has found the task of such a row by then.
 _WHOLE_EVERY_SECONDS = 60.0
 
 

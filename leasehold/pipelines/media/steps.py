@@ -27,7 +27,8 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: The files of the step `resize` that later steps may start from, the best first: the lossless masters, then the JPEG.
+#: The files of the step `resize` from which later steps may start, the best first: a lossless master (at most one is
+#: there), else the JPEG.
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 
@@ -78,8 +79,8 @@ class _PreparedPicture:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
-        # A JPEG's decoder scales to whole pixels, rounded up. So the picture may fill only a part of the decoded image:
-        # the box.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. The decoder rounds the sides up, so the picture may end
+        # within the last pixels. The box is the part that the picture fills.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)

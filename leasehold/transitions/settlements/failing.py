@@ -42,9 +42,9 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- Writes only tasks that pass the guard (guard.py). END_FAILED_JOBS reads this CTE, `unblocks` (the ids of the
-    -- tasks that need this one) included. It adds `advanced_jobs` (the jobs of these tasks) and `woken_hints` (the
-    -- hints of the workflows that it wakes). A hint is a message that tells workers of a due task.
+    -- Writes only tasks that pass the guard (guard.py). END_FAILED_JOBS reads this CTE, also the column `unblocks` (the
+    -- ids of the tasks that need this one). The fragment adds `advanced_jobs` (the jobs of these tasks) and
+    -- `woken_hints` (the hints of the workflows that it wakes). A hint is a message that tells workers of a due task.
     UPDATE task t
     SET status = CASE WHEN decisions.again AND NOT decisions.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,

@@ -18,8 +18,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]
 
 MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
-#: A picture may have four layers, and a frame may be shown again. A further frame may have few bytes, but a decoder
-#: needs time for its whole area.
+#: The most frames in a sample; a frame that is shown again counts, too. Four are enough for a picture of four layers.
+#: The bound is needed because a frame of a few bytes costs a decoder the time for its whole area.
 MAX_FRAMES_PER_SAMPLE = 4
 
 _SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: a header alone, 6: header and tiles, 7: a copy
