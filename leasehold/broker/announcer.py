@@ -1,7 +1,7 @@
 """The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. Hints are
-messages that tell workers of due tasks. Each API process, each worker and each program that submits runs to the database has an
-announcer. If an announcer fails, its hints stay in the outbox, the table of hints that the broker has not confirmed.
-The relay, a loop of each worker, publishes them from there.
+messages that tell workers of due tasks. Each API process, each worker and each program that writes runs into the
+database has an announcer. If it fails, its hints stay in the outbox, the table of hints that the broker has not
+confirmed. The relay, a loop of each worker, publishes them from there.
 """
 
 from __future__ import annotations

@@ -222,8 +222,10 @@ class Duties:
 
     async def _admit(self) -> None:
         """Admit jobs at all limits at which jobs wait. When a job has ended, the admitter (admitter.py) is faster. This
-        duty is for all other cases: a rate has room again, or the admitter's worker has died. Each turn serves some of the limits, in the order of their names. After the last
-        limit, the next turn begins again with the first one.
+        duty is for all other cases: a rate has room again, or the admitter's worker has died.
+
+        Each turn serves some of the limits, in the order of their names. After the last limit, the next turn begins
+        again with the first one.
         """
         async with self._frequent_connection() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
