@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,34 @@ def test_no_more_layers_become_float_than_the_bound_also_after_a_round_that_foun
     found = iter([names] * 6 + [names[:42]] + [names] * 3)
     guard(0.5, lambda: layers(*next(found)), model.quantise_again)
     assert [len(one) for one in model.rounds] == [1, 2, 4, 8, 16, 32, 42, MAX_FLOAT_LAYERS]
+
+
+def test_a_round_that_makes_the_model_worse_is_undone() -> None:
+    model = Model("abcdefgh")
+    agreements = iter([0.9, 0.95, 0.7, 0.6, 0.95])
+    made: list[list[str]] = []
+
+    def quantise_again(float_layers: Sequence[NoisyLayer]) -> float:
+        made.append([layer.name for layer in float_layers])
+        return next(agreements)
+
+    guarded = guard(0.5, model.find_layers, quantise_again)
+    assert made == [["a"], ["a", "b"], ["a", "b", "c", "d"], list("abcdefgh"), ["a", "b"]]
+    assert (guarded.after, len(guarded.float_layers)) == (0.95, 2)
+
+
+def test_if_every_round_makes_the_model_worse_it_is_int8_as_a_whole() -> None:
+    agreements = iter([0.4, 0.3, 0.94])
+    guarded = guard(0.94, Model("ab").find_layers, lambda _layers: next(agreements))
+    assert (guarded.before, guarded.after, guarded.float_layers) == (0.94, 0.94, [])
+
+
+def test_a_layer_without_weights_cannot_stay_float() -> None:
+    """onnxruntime runs it in int8 between int8 layers."""
+    model = Model("ab")
+    without = [replace(layer, has_weights=False) for layer in layers("added")]
+    guard(0.5, lambda: [*without, *layers("a", "b")], model.quantise_again)
+    assert model.rounds == [["a"], ["a", "b"]]
 
 
 def test_at_the_goal_nothing_is_done_again() -> None:

@@ -51,17 +51,25 @@ def guard(
 
     `agreement`: of the model that is int8 as a whole. `find_layers`: the layers of the model that was made last, the
     noisiest first; `guard` calls it only below the goal. `quantise_again`: makes the model with these layers in float,
-    and returns its agreement.
+    and returns its agreement. The model that it makes last is the best one.
     """
     before, float_layers = agreement, list[NoisyLayer]()
+    best_agreement, best_count = agreement, 0
     while agreement < GOAL and len(float_layers) < MAX_FLOAT_LAYERS:
         names = {layer.name for layer in float_layers}
         # The noise of one layer hides that of the layers after it. So each round measures the layers anew.
-        candidates = [layer for layer in find_layers() if layer.added > 0 and layer.name not in names]
+        candidates = [
+            layer for layer in find_layers() if layer.has_weights and layer.added > 0 and layer.name not in names
+        ]
         if not candidates:
             break
         # One layer, then as many again as there are.
         more = min(max(len(float_layers), 1), MAX_FLOAT_LAYERS - len(float_layers))
         float_layers += candidates[:more]
+        agreement = quantise_again(float_layers)
+        if agreement > best_agreement:
+            best_agreement, best_count = agreement, len(float_layers)
+    if agreement < best_agreement:  # the rounds after the best one have made the model worse
+        float_layers = float_layers[:best_count]
         agreement = quantise_again(float_layers)
     return Guarded(before, agreement, float_layers)

@@ -42,12 +42,15 @@ class NoisyLayer:
 
     `name`: the name of the node; if it has none, that of its output. `noise`: the power of the noise in the layer's
     output, as a share of the signal's power. `added`: this noise minus the noise of the layer's noisiest input.
+    `has_weights`: it reads a constant. A layer without one, such as an Add of two layers, is int8 where its neighbours
+    are, whatever the model says of it.
     """
 
     name: str
     operator: str
     noise: float
     added: float
+    has_weights: bool = True
 
     def report(self) -> dict[str, Any]:
         return {
@@ -71,6 +74,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     int8_exposed = _with_outputs(int8_model, int8_names.values(), directory / "exposed-1.onnx")
     graph = onnx.GraphProto()  # only the nodes: the weights are dropped before onnxruntime loads them again
     graph.node.extend(model.graph.node)
+    constants = {constant.name for constant in model.graph.initializer}
     del model, int8_model
     samples = list(islice(inputs, _MAX_SAMPLES))
     float_outputs, int8_outputs = _outputs_by_sample(float_exposed, samples), _outputs_by_sample(int8_exposed, samples)
@@ -80,7 +84,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     float_exposed.unlink()
     int8_exposed.unlink()
     layers: dict[str, NoisyLayer] = {}
-    for layer in sorted(_layers_of(graph, noise), key=lambda layer: (-layer.added, layer.name)):
+    for layer in sorted(_layers_of(graph, noise, constants), key=lambda layer: (-layer.added, layer.name)):
         layers.setdefault(layer.name, layer)  # a node may have several outputs: its worst one counts
     return list(layers.values())
 
@@ -143,7 +147,7 @@ def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> 
     return error / signal if signal else float(error > 0)
 
 
-def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLayer]:
+def _layers_of(graph: onnx.GraphProto, noise: dict[str, float], constants: set[str]) -> list[NoisyLayer]:
     """The measured layers. `noise`: by the name of a measured output. An output that is not measured counts with the
     noise of the noisiest input of its node.
 
@@ -165,7 +169,8 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLay
             if layer is None:
                 continue
             if name in noise:
-                layers.append(NoisyLayer(name_of(layer), layer.op_type, noise[name], noise[name] - input_noise))
+                added, has_weights = noise[name] - input_noise, not constants.isdisjoint(layer.input)
+                layers.append(NoisyLayer(name_of(layer), layer.op_type, noise[name], added, has_weights))
             else:
                 unmeasured[name] = layer
     return layers

@@ -43,6 +43,7 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
 from leasehold.pipelines.conversion.toolchain.comparison import Comparison, Description, milliseconds
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import REPORTED_LAYERS, NoisyLayer, noisiest_layers
 from leasehold.pipelines.conversion.toolchain.loading import load
+from leasehold.pipelines.conversion.toolchain.plain_biases import make_biases_plain
 from leasehold.pipelines.conversion.toolchain.quantise import quantise_static
 from leasehold.pipelines.conversion.toolchain.references import Samples, samples
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, compile_graph
@@ -88,7 +89,9 @@ def optimise(work: Work) -> Done:
     report_progress(work, 35, "converting the opset")
     model = optimising.convert(onnx.load_model(target, load_external_data=False), params.opset)
     report_progress(work, 50, "simplifying")
-    model = infer_shapes(optimising.simplify(model), params.limits)
+    model = optimising.simplify(model)
+    make_biases_plain(model)
+    model = infer_shapes(model, params.limits)
     report_progress(work, 80, "comparing with the original")
     optimised_facts = facts_of(model)
     _save(model, target)

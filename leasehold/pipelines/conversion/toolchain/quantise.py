@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 #: onnxruntime quantises the weights of these operators when it loads a model.
 _QUANTISED_ON_LOAD = {"Conv", "ConvTranspose", "Gemm"}
 _LOWEST = "leasehold_lowest_float"  # the name of a constant
+#: Quantise a tensor with one scale, in place of one for each channel.
+_ONE_SCALE = {"quant_type": QuantType.QInt8, "symmetric": True}
 
 
 class _SampleReader:
@@ -60,10 +61,10 @@ def quantise_static(
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
     # onnxruntime writes into the directory of its input, and the directory of `source` is read-only.
-    if float_layers:
-        _copy_with_names(source, private_copy)
-    else:
-        shutil.copyfile(source, private_copy)
+    model = _copy_with_names(source, private_copy)
+    options["TensorQuantOverrides"] = {name: [_ONE_SCALE] for name in _of_one_scale(model)}
+    excluded = [*float_layers, *_clips_without_zero(model)]
+    del model
     try:
         quantize_static(
             private_copy,
@@ -76,7 +77,7 @@ def quantise_static(
             # Weights of 7 bits: a processor without VNNI adds two products in 16 bits, and with 8-bit weights the sum
             # overflows. The model would give other answers there (see onnxruntime's page on quantisation).
             reduce_range=True,
-            nodes_to_exclude=list(float_layers),
+            nodes_to_exclude=excluded,
             extra_options=options,
             calibration_cache_path=ranges,
         )
@@ -114,9 +115,43 @@ def _protect(path: Path, float_layers: Sequence[str]) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def _copy_with_names(source: Path, target: Path) -> None:
-    """Copy the model, and name each node by `name_of`: onnxruntime finds the nodes that stay float by their names."""
+def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
+    """Copy the model, and name each node by `name_of`. By these names onnxruntime finds the nodes that stay float, and
+    those that share a bias. Returns the copy.
+    """
     model = onnx.load_model(source, load_external_data=False)
     for node in model.graph.node:
         node.name = name_of(node)
     target.write_bytes(model.SerializeToString())
+    return model
+
+
+def _of_one_scale(model: onnx.ModelProto) -> list[str]:
+    """The weights that onnxruntime cannot quantise, or cannot run, with a scale for each channel. These are the weights
+    of a MatMul that have more than two dimensions, and those of a ConvTranspose with several groups.
+    """
+    dimensions = {constant.name: len(constant.dims) for constant in model.graph.initializer}
+    names: list[str] = []
+    for node in model.graph.node:
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        if node.op_type == "MatMul":
+            names += [name for name in node.input if dimensions.get(name, 0) > 2]  # noqa: PLR2004 - rows and columns
+        elif node.op_type == "ConvTranspose" and groups > 1 and node.input[1] in dimensions:
+            names.append(node.input[1])
+    return names
+
+
+def _clips_without_zero(model: onnx.ModelProto) -> list[str]:
+    """The names of the Clips whose range has no 0. onnxruntime drops a Clip, because the range of the quantised tensor
+    cuts off the same values. But such a range always has 0.
+    """
+    constants = {constant.name: constant for constant in model.graph.initializer}
+    names = []
+    for node in model.graph.node:
+        if node.op_type != "Clip":
+            continue
+        bounds = [numpy_helper.to_array(constants[name]) if name in constants else None for name in node.input[1:]]
+        lowest, highest = [*bounds, None, None][:2]
+        if (lowest is not None and np.all(lowest > 0)) or (highest is not None and np.all(highest < 0)):
+            names.append(node.name)
+    return names

@@ -30,6 +30,10 @@ _TYPES: dict[str, Any] = {
 }
 
 
+#: An input of these types with four dimensions is a picture.
+_OF_PIXELS, _PICTURE_DIMENSIONS = (np.uint8, np.int8), 4
+
+
 class Runnable:
     """A loaded model. `optimised` False: onnxruntime runs the graph as it is. Raises Permanent("not_runnable") if
     onnxruntime refuses the model, or an output is not a tensor of numbers.
@@ -62,8 +66,8 @@ def _element_type(tensor_type: str) -> str:
 
 
 def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:
-    """Random values: standard normal for floats, and 0 or 1 for other types, because 0 and 1 are nearly always valid
-    indices.
+    """Random values: standard normal for floats, all values of a byte for pictures of bytes, and 0 or 1 for other
+    inputs, because 0 and 1 are nearly always valid indices.
 
     `inputs`: the name, type and shape of each input.
     """
@@ -73,7 +77,12 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
         if dtype is None:
             raise refusals.not_runnable(f"inputs of type {type_} are not supported")
         is_float = np.issubdtype(dtype, np.floating)
-        values = rng.standard_normal(shape) if is_float else rng.integers(0, 2, shape)
+        if is_float:
+            values: np.ndarray[Any, Any] = rng.standard_normal(shape)
+        elif dtype in _OF_PIXELS and len(shape) == _PICTURE_DIMENSIONS:
+            values = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)
+        else:
+            values = rng.integers(0, 2, shape)
         tensors[name] = values.astype(dtype)
     return tensors
 
