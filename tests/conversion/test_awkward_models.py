@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,7 @@ def drawn(*shape: int, seed: int = 1) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def built(
-    nodes: list[onnx.NodeProto], x: list[int], y: list[int], **constants: np.ndarray[Any, Any]
-) -> onnx.ModelProto:
+def built(nodes: list[onnx.NodeProto], x: list[int], y: list[int], **constants: Any) -> onnx.ModelProto:
     return model_of(
         nodes,
         inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
@@ -37,9 +36,14 @@ def built(
     )
 
 
-def gemm(bias: np.ndarray[Any, Any], **attributes: float) -> onnx.ModelProto:
+def gemm(bias: Any, **attributes: Any) -> onnx.ModelProto:
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="gemm", **attributes)
     return built([node], [4, 8], [4, 6], w=drawn(8, 6), b=bias)
+
+
+def transposed() -> onnx.ModelProto:
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="gemm", transB=1, beta=2.0)
+    return built([node], [4, 8], [4, 6], w=drawn(6, 8), b=drawn(1, 6))
 
 
 def fused(bias: np.ndarray[Any, Any]) -> onnx.ModelProto:
@@ -61,7 +65,7 @@ def clipped(low: float, high: float) -> onnx.ModelProto:
     return built(nodes, [1, 3, 8, 8], [1, 4, 6, 6], w=drawn(4, 3, 3, 3), low=np.float32(low), high=np.float32(high))
 
 
-AWKWARD = {
+AWKWARD: dict[str, Callable[[], onnx.ModelProto]] = {
     "a bias of one row": lambda: gemm(drawn(1, 6)),
     "a bias for each row": lambda: gemm(drawn(4, 1)),
     "a bias for each value": lambda: gemm(drawn(4, 6)),
@@ -69,13 +73,7 @@ AWKWARD = {
     "a bias without dimensions": lambda: gemm(np.float32(0.5)),
     "a large bias with a small beta": lambda: gemm(drawn(6) * 10, beta=0.25),
     "an alpha": lambda: gemm(drawn(6), alpha=0.25),
-    "a transposed matrix": lambda: built(
-        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1, beta=2.0)],
-        [4, 8],
-        [4, 6],
-        w=drawn(6, 8),
-        b=drawn(1, 6),
-    ),
+    "a transposed matrix": transposed,
     "a fused bias of one row": lambda: fused(drawn(1, 6)),
     "a fused bias for each value": lambda: fused(drawn(4, 6)),
     "a matrix for each of several": lambda: built(
