@@ -61,6 +61,13 @@ class Run(Generic[R]):
         """
         return self._connections.call(self._outcome()).status
 
+    def status_and_code(self) -> tuple[str, str | None]:
+        """As `status`, with the code of the error with which the run ended. None: it has ended with none, or has not
+        ended.
+        """
+        outcome = self._connections.call(self._outcome())
+        return outcome.status, None if outcome.error is None else outcome.error[0]
+
     def wait(self, timeout: float | None = None) -> Run[R]:
         """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
         Unreachable as `status` does. An outage that begins during the wait raises nothing: the wait goes on, up to

@@ -70,10 +70,10 @@ class AsyncResult(Lacking):
     def state(self) -> str:
         """PENDING, STARTED, SUCCESS, FAILURE or REVOKED. A run that will be tried again is STARTED."""
         try:
-            status = self._run.status()
+            status, code = self._run.status_and_code()
         except NotFound:
             return "PENDING"
-        if status == "failed" and self._error_code() == EXPIRED:
+        if status == "failed" and code == EXPIRED:
             return "REVOKED"
         return _STATES.get(status, "PENDING")
 
@@ -104,7 +104,3 @@ class AsyncResult(Lacking):
 
     def forget(self) -> None:
         """Does nothing: retention deletes runs."""
-
-    def _error_code(self) -> str | None:
-        error = self.get(propagate=False)
-        return error.code if isinstance(error, TaskFailed) else None

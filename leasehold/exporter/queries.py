@@ -74,11 +74,12 @@ GROUP BY lease.queue
 """
 
 # SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason if the last tick was
-# refused, for example because of a limit of the tenant or a broken template: then only the tenant can help.
+# refused, for example because of a limit of the tenant or a broken template: then only the tenant can help. The codes
+# are those of an error of the platform, of a machine that is too busy to check a payload, and of the object store.
 _IS_NOT_REFUSED = f"""NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
-                       AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable'))"""
+                       AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""
 
 # A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed; a row of `outbox_batch`
 # is several. A dead letter is a failed task. Exception: if a workflow started the task (`contained`), the workflow

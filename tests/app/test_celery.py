@@ -207,13 +207,18 @@ async def test_a_call_has_its_options(serve: Serve) -> None:
 
 
 async def test_a_bound_task_is_tried_again_and_gives_up_after_its_last_retry(serve: Serve) -> None:
+    async def seen_in_a_loop(result: AsyncResult) -> tuple[str, bool, bool]:
+        return result.state, result.ready(), result.failed()
+
     def program() -> None:
         result = flaky.delay(2)
         assert result.get() == 2
         assert seen == [(result.id, 0), (result.id, 1), (result.id, 2)]
+        failed = flaky.delay(9)
         with pytest.raises(TaskFailed, match="ConnectionError: away"):
-            flaky.delay(9).get()
+            failed.get()
         assert len(seen) == 6
+        assert asyncio.run(seen_in_a_loop(failed)) == ("FAILURE", True, True)
 
     await session(serve, program)
 

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 
 from leasehold.db.database import connect, make_pool
-from leasehold.domain.errors import DeclarationError, Invalid, TooMany
+from leasehold.domain.errors import DeclarationError, Invalid, StoreError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
 from leasehold.exporter import exporter as exporting
 from leasehold.exporter import queries
@@ -172,8 +172,9 @@ async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows:
     for error in (too_many, Invalid("unknown_template", "m")):
         await set_aside(rows.connection, "schedules", refused, error)
         assert 100 <= await late() < 500
-    await set_aside(rows.connection, "schedules", refused, RuntimeError())
-    assert await late() >= 500
+    for own_error in (RuntimeError(), Unavailable("evaluator_busy", "m"), StoreError("m")):
+        await set_aside(rows.connection, "schedules", refused, own_error)
+        assert await late() >= 500
     await set_aside(rows.connection, "schedules", refused, too_many)
     assert await late() < 500
     await rows.connection.execute("UPDATE quarantine SET retry_at = clock_timestamp() - interval '1 second'")
