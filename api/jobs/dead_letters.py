@@ -8,6 +8,7 @@ because earlier releases had dead letters only of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -211,12 +212,16 @@ async def _replay_each(
     return replayed, refused
 
 
+class _NotFailedAnyMore(Exception):
+    """Another request has retried the job, or it has expired, since `_replay` found it."""
+
+
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
     """Retry one job of a request that was charged as a whole. Returns what to publish after the commit. None: the job
-    was deleted.
+    is not failed any more, or was deleted.
 
-    Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises Conflict also if it is not
-    failed any more. Raises TooMany if a limit of the tenant is full.
+    Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
+    tenant is full.
     """
     row = await job_reads.find_job(connection, caller.tenant_id, job_id)
     if row is None:
@@ -226,13 +231,15 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     template_version = await template_of(services.actions, connection, access.target)
     # 0: the request was charged for this job already. {}: the queue of the step at which the retry begins is not known
     # yet. `add_queues_of` adds it after the retry.
-    async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
-        effects = await revive(services.actions, connection, access.target, template_version)
-        if effects is None:  # roll back: `revive` may have written webhook deliveries, and cancelled older runs
-            raise Conflict("resource_invalid_state", "The job is not failed any more.")
-        await record(connection, access, "job.retried")
-        await services.admission.add_queues_of(connection, charge, job_id)
-    return effects
+    with suppress(_NotFailedAnyMore):
+        async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
+            effects = await revive(services.actions, connection, access.target, template_version)
+            if effects is None:  # roll back: `revive` may have written deliveries, and cancelled older runs
+                raise _NotFailedAnyMore
+            await record(connection, access, "job.retried")
+            await services.admission.add_queues_of(connection, charge, job_id)
+        return effects
+    return None
 
 
 @router.post(

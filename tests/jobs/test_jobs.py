@@ -322,8 +322,7 @@ async def test_a_replay_that_comes_too_late_for_its_job_changes_nothing(
     monkeypatch.setattr(dead_letters, "revive", too_late)
     await rows.execute("UPDATE job SET priority = 2")
     answer = await client.post("/v1/dead-letters/replay", json={"code": "broken"})
-    assert answer.json()["replayed"] == []
-    assert [refusal["code"] for refusal in answer.json()["refused"]] == ["resource_invalid_state"]
+    assert answer.json() == {"replayed": [], "refused": []}
     assert await rows.fetchval("SELECT priority FROM job") == 2
 
 
