@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from leasehold.domain.pipeline import MIB
-from leasehold.telemetry.dead_letters import DEAD, bounded_code
+from leasehold.telemetry.dead_letters import bounded_code
 from leasehold.telemetry.meters import QUICK, counter, fast_counter, fast_histogram, gauge, histogram
 
 HINTS = fast_counter(
@@ -107,11 +107,6 @@ def count_end(pipeline: str, step: str, outcome: str, seconds: float, exemplar: 
 def count_retry(pipeline: str, step: str, code: str) -> None:
     """Count a failed attempt that another one may follow."""
     RETRIES.labels(pipeline, step, bounded_code(code)).inc()
-
-
-def count_dead_letter(pipeline: str, step: str, code: str) -> None:
-    """Count a step that failed for good, and is in the list of dead letters now."""
-    DEAD.labels(pipeline, step, bounded_code(code)).inc()
 
 
 def observe_duration(statement: str, began: float) -> None:

@@ -118,9 +118,9 @@ class AsyncClient:
     signal = _sends(calls.signal)
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """The run once it has ended. Raises TimeoutError after `timeout` seconds, even if the API does not answer. If
-        the API keeps a connection open, the error may come up to 10 seconds later. Raises Unavailable if the client's
-        own `timeout` ends first.
+        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, whether the API
+        answers or not; up to 10 seconds later if the API keeps a connection open without an answer. Raises Unavailable
+        if the API does not answer, and the client's own `timeout` ends first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

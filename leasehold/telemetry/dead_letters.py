@@ -14,3 +14,8 @@ DEAD = fast_counter(
 )
 #: Bounds the number of different codes, because handlers choose them.
 bounded_code = Bounded()
+
+
+def count_dead_letter(pipeline: str, step: str, code: str) -> None:
+    """Count a step that failed for good, and is in the list of dead letters now."""
+    DEAD.labels(pipeline, step, bounded_code(code)).inc()

@@ -18,7 +18,7 @@ import asyncpg
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, row_count, unindexed
-from leasehold.telemetry.dead_letters import DEAD, bounded_code
+from leasehold.telemetry.dead_letters import count_dead_letter
 from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
@@ -125,7 +125,7 @@ async def expire_leases(
     rows = await run_units(connection, LEASES, take, end)
     for row in rows:
         if row["is_dead_letter"]:
-            DEAD.labels(row["pipeline"], row["step"], bounded_code(_WORKER_LOST)).inc()
+            count_dead_letter(row["pipeline"], row["step"], _WORKER_LOST)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     # A row without a status has only the hint of a woken workflow: it represents no ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)

@@ -39,6 +39,7 @@ from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import record_in
+from leasehold.telemetry.dead_letters import count_dead_letter
 from leasehold.telemetry.logs import set_facts_of_lines
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed
@@ -425,7 +426,7 @@ class Runner:
         if code is not None and outcome == "retried":
             metrics.count_retry(claimed.pipeline, claimed.step, code)
         elif code is not None and answer.is_dead_letter:
-            metrics.count_dead_letter(claimed.pipeline, claimed.step, code)
+            count_dead_letter(claimed.pipeline, claimed.step, code)
         if outcome in ("failed", "retried", "lost"):
             log.warning("attempt ended", outcome=outcome, code=code)
         elif _logger.isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
