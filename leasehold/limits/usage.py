@@ -91,14 +91,16 @@ class _RecentAdmissions:
 
 @dataclass(slots=True)
 class _Usage:
-    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_bytes`:
-    all bytes that this process has ever admitted. `is_counting`: a submission counts again at the moment.
+    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_jobs`,
+    `admitted_bytes`: all that this process has ever admitted by its memory. `is_counting`: a submission counts again at
+    the moment.
     """
 
     jobs: int = 0
     stored_bytes: int = 0
     fresh_until: float | None = None  # None: never counted
     is_counting: bool = False
+    admitted_jobs: int = 0
     admitted_bytes: int = 0
     recent: _RecentAdmissions = field(default_factory=_RecentAdmissions)
 
@@ -172,6 +174,7 @@ class Usage:
         may_use_memory = self._max_jobs > _ALWAYS_EXACT_JOBS
         if may_use_memory and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
             usage.jobs += count
+            usage.admitted_jobs += count
             usage.recent.add(count, monotonic())
             return True
         if await self._count_jobs(database, tenant_id) + count > self._max_jobs:
@@ -204,15 +207,20 @@ class Usage:
         usage.is_counting = True
         try:
             async with _connection(database) as connection:
-                started_at, admitted_before = monotonic(), usage.admitted_bytes
+                started_at = monotonic()
+                recent, jobs_before, bytes_before = (
+                    usage.recent.sum(started_at),
+                    usage.admitted_jobs,
+                    usage.admitted_bytes,
+                )
                 jobs = await self._count_jobs(connection, tenant_id) if self._max_jobs else 0
                 stored_bytes = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
                 now = monotonic()
         finally:
             usage.is_counting = False
-        usage.jobs = jobs + usage.recent.sum(now)
-        # The count may have missed the bytes that were admitted while it ran.
-        usage.stored_bytes = stored_bytes + usage.admitted_bytes - admitted_before
+        # The count may have missed the jobs and bytes that were admitted while it ran, however long that was.
+        usage.jobs = jobs + recent + usage.admitted_jobs - jobs_before
+        usage.stored_bytes = stored_bytes + usage.admitted_bytes - bytes_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)
         usage.fresh_until = now + pause
 

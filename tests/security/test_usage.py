@@ -21,6 +21,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
 from tests.factories import ONE
+from tests.support.lock_waits import until_waiting
 
 BOUND, BATCH, AT_ONCE = 2000, 100, 20
 LIMITED = {"unfinished_per_tenant": BOUND, "stored_bytes_per_tenant": 0}
@@ -103,6 +104,24 @@ async def test_bytes_that_are_admitted_while_another_counts_are_not_forgotten(se
     second = asyncio.create_task(usage.reserve(pool, "acme", 0, 600))
     answers = await asyncio.gather(first, second, return_exceptions=True)
     assert sorted(map(type, answers), key=str) == sorted([bool, TooMany], key=str)
+
+
+async def test_jobs_that_are_admitted_while_another_counts_are_not_forgotten_however_long_it_counts(
+    settings: Settings, pool: Pool, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(usages, "monotonic", lambda: now)
+    usage = limited(settings, LIMITED)
+    assert await usage.reserve(pool, "acme", 1)
+    now += usages._LONGEST_PAUSE + 1
+    async with rows.transaction():
+        await rows.execute("LOCK TABLE job IN ACCESS EXCLUSIVE MODE")
+        counting = asyncio.create_task(usage.reserve(pool, "acme", 0))
+        await until_waiting(rows)
+        assert await usage.reserve(pool, "acme", BOUND // 2)
+        now += 10 * usages._COMMIT_SECONDS
+    assert await counting
+    assert not await usage.reserve(pool, "acme", BOUND // 2 - 1), "it counts again only near the bound"
 
 
 async def test_a_refused_submission_keeps_no_bytes(settings: Settings, pool: Pool) -> None:
