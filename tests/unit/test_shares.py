@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+
 import pytest
 
 from leasehold.domain.concurrency_limit import GREED
@@ -14,6 +17,17 @@ def filled(shares: Shares, *tenants: str) -> Shares:
         while shares.may_take(tenant):
             shares.take(tenant)
     return shares
+
+
+def shared_by_two(at_most: int, reserve: int, over: int = 0) -> Iterator[Shares]:
+    """Every way in which two tenants may share a pool. `over`: the steps that have taken a lent slot back."""
+    for steps in product(range(at_most + over + 1), repeat=2):
+        shares = Shares(at_most, reserve)
+        if sum(steps) <= shares.slots + reserve + over:
+            for tenant, running in zip(("first", "second"), steps, strict=True):
+                for _ in range(running):
+                    shares.take(tenant)
+            yield shares
 
 
 @pytest.mark.parametrize("at_most", [1, 2, 7, 8, 16, 100, 128, 4096])
@@ -35,7 +49,9 @@ def test_as_many_tenants_as_there_are_slots_leave_one_for_the_next(slots: int) -
 
 
 def test_without_a_reserve_every_slot_is_taken() -> None:
-    assert filled(Shares(8), "flood").busy == 8
+    shares = filled(Shares(8), "flood")
+    assert shares.busy == 8
+    assert not shares.may_take("newcomer")
 
 
 def test_the_reserve_is_for_those_who_run_nothing() -> None:
@@ -112,3 +128,50 @@ def test_a_tenant_keeps_its_slot_only_while_it_might_take_it_again() -> None:
         shares.release("flood")
     assert shares.running("flood") - 1 < GREED * (shares.free + 1)
     assert shares.running("flood") > 1
+
+
+@pytest.mark.parametrize(("at_most", "reserve", "over"), [(1, 1, 0), (2, 1, 0), (8, 8, 0), (16, 16, 0), (2, 0, 1)])
+def test_a_tenant_keeps_a_slot_exactly_if_it_could_take_it_again(at_most: int, reserve: int, over: int) -> None:
+    for shares in shared_by_two(at_most, reserve, over):
+        before = shares.running("first"), shares.running("second")
+        if before[0] > 0:
+            keeps = shares.may_keep("first")
+            shares.release("first")
+            # the only step of a tenant keeps its slot also if a slot that was lent is back
+            assert keeps == (shares.may_take("first") or before[0] == 1), before
+
+
+@pytest.mark.parametrize(("at_most", "reserve"), [(1, 1), (2, 2), (8, 8), (9, 0)])
+@pytest.mark.parametrize("tenant", ["first", "newcomer"])
+def test_a_poll_has_room_for_exactly_as_many_tasks_as_hints_could_start(
+    at_most: int, reserve: int, tenant: str
+) -> None:
+    for limit in range(1, 2 * at_most):
+        for shares in shared_by_two(at_most, reserve):
+            if shares.free <= 0 or (limit > shares.free and not reserve):
+                continue  # a poll asks for no more than there is
+            state = limit, shares.running("first"), shares.running("second")
+            rooms = shares.rooms(limit)
+            room = rooms.by_tenant[tenant][1] if tenant in rooms.by_tenant else rooms.for_others
+            before = shares.running(tenant)
+            started = filled(shares, tenant).running(tenant) - before
+            assert room == (None if started >= limit else started), state
+
+
+def test_a_slot_that_is_kept_is_no_room_for_a_tenant_that_runs_something() -> None:
+    shares = Shares(2, 1)
+    shares.take("flood")
+    shares.kept_for_poll = 1
+    rooms = shares.rooms(1)
+    assert (rooms.by_tenant, rooms.for_others) == ({"flood": (1, 0)}, 1)
+
+
+def test_a_poll_that_is_under_way_counts_only_the_tasks_that_it_has_room_for() -> None:
+    """All slots but one are kept for the poll, but it may claim 24 tasks of the flood. With these it is not at 128."""
+    shares = Shares(128, 128)
+    for tenant, steps in (("flood", 90), ("other", 16)):
+        for _ in range(steps):
+            shares.take(tenant)
+    rooms = shares.begin_poll(39)
+    assert rooms.by_tenant["flood"] == (90, 24)
+    assert shares.may_take("flood")

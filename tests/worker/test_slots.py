@@ -624,6 +624,7 @@ def test_an_attempt_lends_its_slot_from_its_first_waiting_call_until_none_waits(
     for turn in (1, 2):
         first, second = slot.lent(), slot.lent()
         with first:
+            assert acts.count("lend acme") == turn
             second.__enter__()
             assert acts.count("lend acme") == turn
         assert acts.count("take back acme") == (turn - 1 if lends else 0)
