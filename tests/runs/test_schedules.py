@@ -20,14 +20,15 @@ from leasehold.evaluation.templates import Templates
 from leasehold.limits.admission import Admission, Payer
 from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import concurrency, sweeps
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import run_unit
 from leasehold.transitions.time_travel import let_pass
-from tests.api.conftest import Running
+from tests.api.conftest import Running, client_of, serving
 from tests.api.media_api import problem
-from tests.runs.conftest import Client
+from tests.runs.conftest import SCOPES, Client
 from tests.runs.work import pipelines
 from tests.support.lock_waits import until_waiting
 
@@ -510,6 +511,27 @@ async def test_a_schedule_can_be_run_by_hand_changed_and_deleted_by_its_tenant_o
     problem(await client.http.get(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")
 
 
+async def test_what_a_client_does_to_a_schedule_it_does_to_no_other(
+    client: Client, stranger: Client, rows: Connection
+) -> None:
+    tenants = (client, client, client, stranger)
+    schedule = [(await make(whose, cron="0 * * * *", enabled=False))["id"] for whose in tenants][1]
+    others = "SELECT to_jsonb(s)::text FROM schedule s WHERE id <> $1 ORDER BY id"
+    before = await rows.fetch(others, UUID(schedule))
+    path = f"/v1/schedules/{schedule}"
+    changed = await client.http.patch(path, json={"cron": "30 * * * *", "enabled": True, "tags": {"a": "b"}})
+    assert (changed.json()["id"], changed.json()["cron"]) == (schedule, "30 * * * *")
+    assert (await client.http.get(path)).json() == changed.json()
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    span = {"start": (hour - timedelta(hours=2)).isoformat(), "end": hour.isoformat()}
+    for act, body, started in (("run-now", {}, 1), ("backfill", span, 3)):
+        assert (await client.post(f"{path}/{act}", **body)).status_code == 202
+        assert len(await runs_of(rows, schedule)) == await rows.fetchval("SELECT count(*) FROM run") == started
+    assert (await client.http.delete(path)).status_code == 204
+    assert len(before) == 3
+    assert await rows.fetch(others, UUID(schedule)) == before
+
+
 async def test_the_list_has_each_schedule_of_the_tenant_once_by_pages(client: Client, stranger: Client) -> None:
     made = [(await make(client))["id"] for _ in range(5)]
     await make(stranger)
@@ -551,18 +573,23 @@ async def test_of_two_deletions_at_once_one_deletes_and_the_other_finds_nothing(
 
 
 @pytest.mark.parametrize("act", ["run-now", "backfill"])
-async def test_an_act_on_a_schedule_locks_it_before_the_rates(client: Client, rows: Connection, act: str) -> None:
+async def test_an_act_on_a_schedule_locks_it_before_the_rates(
+    runs_settings: Settings, rows: Connection, act: str
+) -> None:
     """As a firing does. If the act locked the rates first, the two could wait for each other."""
-    schedule = (await make(client, cron="0 9 * * *"))["id"]
-    now = datetime.now(UTC)
-    body = {"start": (now - timedelta(days=2)).isoformat(), "end": now.isoformat()} if act == "backfill" else None
-    assert (await client.post(f"/v1/schedules/{schedule}/run-now")).status_code == 202  # from now on a rate has a row
-    async with rows.transaction():
-        await rows.execute("SELECT FROM schedule FOR UPDATE")
-        acting = asyncio.create_task(client.http.post(f"/v1/schedules/{schedule}/{act}", json=body))
-        await until_waiting(rows)
-        await rows.execute("SELECT FROM rate_bucket FOR UPDATE NOWAIT")
-    assert (await acting).status_code == 202
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"submissions_per_tenant": 60})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        path = f"/v1/schedules/{(await make(Client(http), cron='0 9 * * *'))['id']}"
+        now = datetime.now(UTC)
+        span = {"start": (now - timedelta(days=2)).isoformat(), "end": now.isoformat()}
+        assert (await http.post(f"{path}/run-now")).status_code == 202  # from now on the rate has a row
+        async with rows.transaction():
+            await rows.execute("SELECT FROM schedule FOR UPDATE")
+            acting = asyncio.create_task(http.post(f"{path}/{act}", json=span if act == "backfill" else None))
+            await until_waiting(rows)
+            assert len(await rows.fetch("SELECT FROM rate_bucket FOR UPDATE NOWAIT")) == 1
+        assert (await acting).status_code == 202
 
 
 async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_the_schedule(
