@@ -223,6 +223,28 @@ async def test_a_schedule_that_is_changed_while_the_one_before_it_fires_is_fired
     assert (row["last_error"], row["failures"], row["buffered_at"]) == (None, 0, None)
 
 
+async def test_a_tick_that_waits_goes_on_waiting_if_a_run_by_hand_is_faster_than_its_firing(
+    client: Client, rows: Connection, scheduler: Connection, settings: Settings
+) -> None:
+    """And it is not judged before that run has ended, though its payload is refused meanwhile."""
+    pair = await make_ready(client, rows, "buffered", 2)
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 60}), SHIPPED)
+    async with rows.transaction():
+        await admission.charge(rows, Payer("acme"))  # the firing of the first one waits for its charge
+        firing = asyncio.create_task(schedules.fire_due(scheduler, TEMPLATES, KEEP, admission=admission))
+        await until_waiting(rows)
+        observer = await connect(settings, "test")
+        ((later,),) = await observer.fetch("SELECT id::text FROM schedule FOR UPDATE SKIP LOCKED")
+        await observer.close()
+        assert (await client.post(f"/v1/schedules/{later}/run-now")).status_code == 202
+        await rows.execute('UPDATE schedule SET payload_template = \'{"number": "x"}\' WHERE id = $1', UUID(later))
+        before = await row_of(rows, later)
+        assert before["buffered_at"] is not None
+    assert len((await firing)[0]) == 1
+    assert await row_of(rows, later) == before
+    assert sorted(await ticked(rows, *pair)) == [0, 1]
+
+
 async def test_a_firing_that_the_template_refuses_counts_once_however_many_ticks_it_had(
     client: Client, rows: Connection
 ) -> None:
