@@ -146,14 +146,14 @@ async def test_an_expired_conversion_is_gone_also_when_its_row_is(
 
 
 async def test_only_conversions_that_go_now_are_remembered(client: httpx2.AsyncClient, rows: Connection) -> None:
-    """Another one that is due stays, with its objects, until its own turn."""
+    """Another one that is due stays, with its objects, until its own turn, and one that is not due any more stays."""
     jobs = []
-    for _ in range(2):
+    for _ in range(3):
         path = (await send(client)).headers["Location"]
         await client.post(f"{path}/cancel")
         jobs.append(UUID(path.rpartition("/")[2]))
-    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s'")
-    await remember_with_jobs(rows, jobs[:1])
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s' WHERE id = ANY($1)", jobs[:2])
+    await remember_with_jobs(rows, [jobs[0], jobs[2]])
     assert [row["job_id"] for row in await rows.fetch("SELECT job_id FROM expired_conversion")] == jobs[:1]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
 from leasehold.db.database import connect, migrate
@@ -19,6 +20,7 @@ from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, sweeps, workers
 from tests.factories import Rows, terms
+from tests.support.databases import Databases
 from tests.transitions.conftest import Open
 
 MAX_LOSSES = 5
@@ -64,7 +66,9 @@ async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
     owner = rows.terms.owner
     key = await register(rows.connection, owner)
     task = (await rows.leased()).lease.task_id
-    heartbeat = await another()
+    heartbeat, bystander = await another(), await another()
+    there = bystander.terms.owner  # another worker is there all the time
+    assert await workers.appear(bystander.connection, there, await register(rows.connection, there))
     assert await workers.appear(heartbeat.connection, owner, key)
     assert not await take(await another(), task, [owner])
     await heartbeat.connection.close()
@@ -95,6 +99,9 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
         with pytest.raises(TRY_AGAIN):
             await ended.fetchval("SELECT pg_sleep(10)")
     looking = await until_answered(lambda: connect(settings, "test"), within=30)
+    assert await workers.dead(looking) == []
+    await looking.execute("UPDATE worker SET incarnation = NULL")  # of an older release
+    await looking.execute("SELECT pg_stat_reset_shared('bgwriter')")  # the incarnation begins now
     assert await workers.dead(looking) == []
     await looking.close()
     await server.kill()
@@ -149,6 +156,76 @@ async def test_who_comes_back_after_a_failover_has_the_time_of_a_lease_for_what_
     assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
 
 
+async def test_who_comes_back_keeps_only_its_own_leases_none_for_a_shorter_time_and_waits_for_no_row(
+    rows: Rows, another: Open
+) -> None:
+    connection, (owner, other) = rows.connection, [uuid4() for _ in range(2)]
+    for worker in (owner, other):
+        session = (await another()).connection
+        assert await workers.appear(session, worker, await register(connection, worker))
+    passed, settling, lasting, foreign = [(await rows.leased()).lease.task_id for _ in range(4)]
+    change = "UPDATE task SET lease_owner = $2, lease_until = clock_timestamp() + $3::interval WHERE id = $1"
+    for task, worker, left in (
+        (passed, owner, -5),
+        (settling, owner, -5),
+        (lasting, owner, 3600),
+        (foreign, other, -5),
+    ):
+        await connection.execute(change, task, worker, timedelta(seconds=left))
+    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    before = {task: (await rows.task(task))["lease_until"] for task in (passed, settling, lasting, foreign)}
+    settlement = (await another()).connection
+    await connection.execute("SET lock_timeout = '1s'")
+    async with settlement.transaction():
+        await settlement.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", settling)
+        await workers.keep_leases(connection, owner, 30.0)
+    after = {task: (await rows.task(task))["lease_until"] for task in before}
+    assert [task for task in before if after[task] != before[task]] == [passed]
+    assert after[passed] > before[passed]
+
+
+async def test_only_its_own_lock_shows_that_a_worker_is_there(rows: Rows, another: Open, postgres: Databases) -> None:
+    """Not another worker's, nor a lock of the same number of somebody else, of another kind, or in another database."""
+    gone, there = uuid4(), uuid4()
+    session, heartbeat = (await another()).connection, (await another()).connection
+    key = await register(rows.connection, gone)
+    assert await workers.appear(session, gone, key)
+    assert await workers.appear(heartbeat, there, await register(rows.connection, there))
+    claimed = await Rows(rows.connection, terms(gone)).leased()
+    held = await Rows(rows.connection, terms(there)).leased()
+    task, other_task = claimed.lease.task_id, held.lease.task_id
+    assert [await workers.dead_owner(rows.connection, one) for one in (task, other_task)] == [None, None]
+    await session.fetchval("SELECT pg_advisory_unlock($1, $2)", workers.PRESENCE, key)
+    await heartbeat.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE + 1, key)
+    await heartbeat.fetchval("SELECT pg_advisory_lock($1::bigint << 32 | $2::bigint)", workers.PRESENCE, key)
+    elsewhere = await asyncpg.connect(postgres.url)
+    await elsewhere.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key)
+    assert await workers.dead(rows.connection) == [gone]
+    assert [await workers.dead_owner(rows.connection, one) for one in (task, other_task)] == [gone, None]
+    await elsewhere.close()
+
+
+async def test_who_wants_to_lead_while_another_leads_waits_for_nothing(rows: Rows, another: Open) -> None:
+    leader, heir = uuid4(), uuid4()
+    assert await workers.lead(rows.connection, "sweeper", leader, 600)
+    renewing = (await another()).connection
+    await rows.connection.execute("SET lock_timeout = '1s'")
+    async with renewing.transaction():
+        assert await workers.lead(renewing, "sweeper", leader, 600)
+        assert not await workers.lead(rows.connection, "sweeper", heir, 600)
+
+
+async def test_a_worker_names_up_to_a_thousand_handlers(rows: Rows) -> None:
+    for count, is_recorded in ((1000, True), (1001, False)):
+        worker = uuid4()
+        names = [f"one.s{number}" for number in range(count)]
+        await workers.register(
+            rows.connection, worker, host="h", pid=1, version="v", queues=["default"], handlers=names
+        )
+        recorded = await rows.connection.fetchval("SELECT handlers FROM worker WHERE id = $1", worker)
+        assert recorded == (names if is_recorded else None)
+
+
 async def test_a_worker_of_an_older_release_is_found_dead_ten_seconds_after_the_start(
     rows: Rows, another: Open
 ) -> None:
@@ -160,6 +237,9 @@ async def test_a_worker_of_an_older_release_is_found_dead_ten_seconds_after_the_
     async with asyncio.timeout(30):
         while await workers.dead(rows.connection) != [rows.terms.owner]:
             await asyncio.sleep(0.1)
+    elsewhere = f"UPDATE worker SET incarnation = {workers.INCARNATION} - interval '1 hour'"
+    await rows.connection.execute(elsewhere)  # it has not come back since a failover: nothing is known
+    assert await workers.dead(rows.connection) == []
 
 
 async def test_what_is_written_of_a_worker_changes_no_other_worker(rows: Rows, another: Open) -> None:

@@ -23,6 +23,7 @@ from leasehold.domain.audit import Actor
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
+from leasehold.exporter.jobs import JOBS
 from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
@@ -245,7 +246,9 @@ async def test_a_hint_that_cannot_be_sent_delays_no_other_and_is_dropped_in_the_
     first, bad, last = await rows.submit(count=3)
     heard.poison = {bad.hint.task_id}
     await late(rows)
+    sent = metrics.RELAYED._value.get()
     await relay.turn()
+    assert metrics.RELAYED._value.get() == sent + 2
     assert sorted(heard.tasks) == sorted([first.hint.task_id, last.hint.task_id])
     kept = "SELECT count(*) FROM outbox WHERE task_id = $1"
     assert await rows.connection.fetchval(kept, bad.hint.task_id) == 1
@@ -362,6 +365,18 @@ async def test_after_a_worker_has_died_each_turn_looks_for_its_leases_for_some_s
     assert third.owner == first.owner
     assert await leader.turn() is None
     assert (await rows.task(third.task_id))["status"] == "running", "the next look comes after the pause"
+
+
+async def test_a_job_that_the_takeover_ends_is_counted_as_failed(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    """Nobody else counts it: its worker is lost."""
+    _, leader = takeover(settings.model_copy(update={"max_losses": 0}), pool, announcer)
+    await rows.lapse((await rows.leased()).lease.task_id)
+    failed = JOBS.labels(ONE.name, "failed")
+    before = failed.value
+    await leader.turn()
+    assert failed.value == before + 1
 
 
 async def test_without_presence_nobody_is_asked_who_is_dead(
