@@ -70,6 +70,7 @@ async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
     there = bystander.terms.owner  # another worker is there all the time
     assert await workers.appear(bystander.connection, there, await register(rows.connection, there))
     assert await workers.appear(heartbeat.connection, owner, key)
+    await rows.connection.execute("UPDATE task SET lease_until = lease_until + interval '1 hour'")
     assert not await take(await another(), task, [owner])
     await heartbeat.connection.close()
     elsewhere = await another()
@@ -115,6 +116,7 @@ async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_secon
     """Its worker may live: it renews the lease or gives it back once it has found the new primary."""
     owner, connection = rows.terms.owner, rows.connection
     key = await register(connection, owner)
+    await register(connection, uuid4())  # another worker, which holds nothing
     task = (await rows.leased()).lease.task_id
     heartbeat = (await another()).connection
     assert await workers.appear(heartbeat, owner, key)
@@ -199,10 +201,12 @@ async def test_only_its_own_lock_shows_that_a_worker_is_there(rows: Rows, anothe
     await heartbeat.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE + 1, key)
     await heartbeat.fetchval("SELECT pg_advisory_lock($1::bigint << 32 | $2::bigint)", workers.PRESENCE, key)
     elsewhere = await asyncpg.connect(postgres.url)
-    await elsewhere.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key)
-    assert await workers.dead(rows.connection) == [gone]
-    assert [await workers.dead_owner(rows.connection, one) for one in (task, other_task)] == [gone, None]
-    await elsewhere.close()
+    try:
+        await elsewhere.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key)
+        assert await workers.dead(rows.connection) == [gone]
+        assert [await workers.dead_owner(rows.connection, one) for one in (task, other_task)] == [gone, None]
+    finally:
+        await elsewhere.close()
 
 
 async def test_who_wants_to_lead_while_another_leads_waits_for_nothing(rows: Rows, another: Open) -> None:
