@@ -88,7 +88,11 @@ SWEEPS: dict[str, tuple[Callable[[Rows], Awaitable[UUID]], Callable[[Any], Await
     "deadlines": (late, sweeps.expire_jobs),
     "cancels": (cancelled, lambda connection: sweeps.end_cancels(connection, [], MAX_LOSSES)),
 }
-STATES = "SELECT id, to_jsonb(job) - 'expires_at' FROM job"
+
+
+async def states(rows: Rows) -> dict[UUID, Any]:
+    """Each job's whole row."""
+    return {row["id"]: row["row"] for row in await rows.connection.fetch("SELECT id, to_jsonb(job) AS row FROM job")}
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -100,14 +104,14 @@ async def test_a_sweep_passes_over_a_job_that_another_transaction_has_locked(
     locked, free = await make(rows), await make(rows)
     other = (await another()).connection
     await rows.connection.execute("SET lock_timeout = '1s'")
-    before = dict(await rows.connection.fetch(STATES))
+    before = await states(rows)
     async with other.transaction():
         await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", locked)
         await sweep(rows.connection)
-        after = dict(await rows.connection.fetch(STATES))
+        after = await states(rows)
         assert {job_id for job_id in before if after[job_id] != before[job_id]} == {free}
     await sweep(rows.connection)
-    assert dict(await rows.connection.fetch(STATES))[locked] != before[locked]
+    assert (await states(rows))[locked] != before[locked]
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -116,9 +120,9 @@ async def test_a_job_that_cannot_be_ended_is_set_aside_alone(rows: Rows, name: s
     make, sweep = SWEEPS[name]
     good, bad = await make(rows), await make(rows)
     await poison(rows.connection, "job", f"{{row}}.id = '{bad}'")
-    before = dict(await rows.connection.fetch(STATES))
+    before = await states(rows)
     await sweep(rows.connection)
-    after = dict(await rows.connection.fetch(STATES))
+    after = await states(rows)
     assert {job_id for job_id in before if after[job_id] != before[job_id]} == {good}
     assert await set_aside(rows.connection, name) == {str(bad): 1}
     await sweep(rows.connection)
