@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from leasehold.api.http.idempotent import Answer, key_has_expired, once, once_over_transactions
 from leasehold.db import idempotency
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, OneConnection, connect
 from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.pipelines.media import transitions
+from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, count
 from tests.api.media_api import MediaApi, problem
 
@@ -263,3 +266,63 @@ async def test_a_key_has_up_to_255_printable_characters(rows: Connection, key: s
 def test_another_key_is_none(key: str) -> None:
     with pytest.raises(Invalid):
         idempotency.check_key(key)
+
+
+WAYS: list[Callable[..., Awaitable[Answer]]] = [once, once_over_transactions]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_only_a_stored_answer_keeps_its_key(rows: Connection, way: Callable[..., Awaitable[Answer]]) -> None:
+    """A failure, and an answer that is not to be repeated, leave it free at once."""
+
+    async def asked(answer: Answer | Exception) -> Answer:
+        async def work(*_connection: Connection) -> Answer:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return await way(OneConnection(rows), "acme", "k", b"one", work)
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="of the work"):
+            await asked(LookupError("of the work"))
+    for body in (b"first", b"second"):
+        assert await asked(Answer(409, body, is_stored=False)) == Answer(409, body, is_stored=False)
+    said = await asked(Answer(201, b"made"))
+    assert (said.body, said.age) == (b"made", timedelta(0))
+    again = await asked(Answer(201, b"made twice"))
+    assert (again.status_code, again.body) == (201, b"made")
+    assert timedelta(0) < again.age < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_work_begins_under_a_key_that_is_none(
+    rows: Connection, way: Callable[..., Awaitable[Answer]]
+) -> None:
+    async def work(*_connection: Connection) -> Answer:
+        raise AssertionError
+
+    with pytest.raises(Invalid, match="printable"):
+        await way(OneConnection(rows), "acme", " x", b"one", work)
+
+
+async def test_a_request_keeps_its_key_as_long_as_its_transaction_lasts(
+    rows: Connection, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", timedelta(0))
+    other = await connect(settings, "test")
+
+    async def work(_connection: Connection) -> Answer:
+        with pytest.raises(Conflict):
+            await idempotency.reserve(other, "acme", "k", b"one")
+        return Answer(201, b"made")
+
+    try:
+        assert (await once(OneConnection(rows), "acme", "k", b"one", work)).body == b"made"
+    finally:
+        await other.close()
+
+
+def test_who_comes_as_an_answer_expires_may_come_again_after_a_second() -> None:
+    said = key_has_expired()
+    assert (said.code, said.retry_after) == ("idempotency_key_in_flight", 1)
