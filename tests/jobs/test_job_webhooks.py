@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -10,8 +11,9 @@ import httpx2
 from leasehold.db.database import Connection
 from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.security.credentials import create_key
 from leasehold.transitions import webhooks
-from tests.api.conftest import Running
+from tests.api.conftest import Running, client_of, serving
 from tests.api.media_api import problem
 from tests.jobs.conftest import KINDS, MakeClient, Maker
 
@@ -130,3 +132,94 @@ async def test_a_new_webhook_watches_the_jobs_of_its_own_tenant_only(maker: Make
     await webhooks.watch(rows, "acme")
     assert await rows.fetchval("SELECT notify FROM job WHERE id = $1", own)
     assert not await rows.fetchval("SELECT notify FROM job WHERE id = $1", others)
+
+
+async def hooks_of(rows: Connection, *ids: str) -> list[Any]:
+    return list(await rows.fetch("SELECT * FROM webhook WHERE id = ANY($1::uuid[]) ORDER BY id", list(ids)))
+
+
+async def test_what_is_done_to_a_webhook_is_done_to_no_other_and_is_in_the_audit(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, running: Running, rows: Connection
+) -> None:
+    stranger = await client_with("webhooks:write", tenant="other")
+    beside, hook, foreign = await subscribe(client), await subscribe(client, "run.failed"), await subscribe(stranger)
+    body = {"template": "outside", "payload": {"webhook_id": hook, "event": {"type": "run.failed", "data": {}}}}
+    await maker.make("run")  # makes the template
+    run = (await client.post("/v1/runs", json=body)).json()["id"]  # its parameters look like those of a delivery
+    others, url = (beside, foreign), f"/v1/webhooks/{hook}"
+    before, own = await hooks_of(rows, *others), await hooks_of(rows, hook)
+
+    listed = (await client.get("/v1/webhooks")).json()["webhooks"]
+    assert [item["id"] for item in listed] == [beside, hook]
+    assert set(listed[0]) == {"id", "url", "events", "enabled", "disabled_because", "created_at"}
+    for asked in (
+        stranger.patch(url, json={"enabled": False}), stranger.post(f"{url}/rotate"), stranger.delete(url),
+        stranger.get(f"{url}/deliveries"), stranger.post(f"{url}/test"),
+    ):  # fmt: skip
+        problem(await asked, 404, "webhook_not_found")
+    assert await hooks_of(rows, hook) == own
+
+    await webhooks.disable(rows, UUID(hook), "acme", HOOK, "it is gone")
+    changed = (await client.patch(url, json={"events": ["job.failed"], "url": f"{HOOK}/2"})).json()
+    assert (changed["enabled"], changed["disabled_because"]) == (False, "it is gone")
+    assert (await client.patch(url, json={"enabled": True})).json()["disabled_because"] is None
+    secret = (await client.post(f"{url}/rotate")).json()
+    assert (secret["id"], len((await hooks_of(rows, hook))[0]["secrets"])) == (hook, 2)
+
+    sent = await client.post(f"{url}/test")
+    assert sent.status_code == 202
+    first = sent.json()["id"]
+    again = (await client.post(f"{url}/deliveries/{first}/redeliver")).json()["id"]
+    kept = await rows.fetchval("SELECT array_agg(DISTINCT keep_seconds) FROM job WHERE pipeline = 'webhook'")
+    assert kept == [running.services.settings.retention_days * 86_400]
+    async with asyncio.timeout(60):  # the API itself tells the workers of a message; no worker or relay is here
+        while await rows.fetchval("SELECT count(*) FROM outbox WHERE job_id = ANY($1::uuid[])", [first, again]):
+            await asyncio.sleep(0.02)
+    problem(await client.post(f"{url}/deliveries/{run}/redeliver"), 404, "delivery_not_found")
+    deliveries_of_hook = (await client.get(f"{url}/deliveries")).json()["deliveries"]
+    assert [item["id"] for item in deliveries_of_hook] == [again, first]
+    await rows.execute("UPDATE job SET tenant_id = 'other' WHERE id = $1", UUID(first))
+    problem(await client.post(f"{url}/deliveries/{first}/redeliver"), 404, "delivery_not_found")
+
+    assert (await client.delete(url)).status_code == 204
+    assert await hooks_of(rows, hook, *others) == before
+    acts = await rows.fetch(
+        "SELECT action, details::jsonb - 'changed' AS details FROM audit WHERE target = $1 ORDER BY seq", hook
+    )
+    edited = {"host": "127.0.0.1", "events": ["job.failed"]}
+    assert [(act["action"], act["details"]) for act in acts] == [
+        ("webhook.created", {"host": "127.0.0.1", "events": ["run.failed"]}),
+        ("webhook.changed", edited | {"enabled": False}),
+        ("webhook.changed", edited | {"enabled": True}),
+        ("webhook.rotated", {}),
+        ("webhook.tested", {"delivery": first}),
+        ("webhook.redelivered", {"delivery": again, "message": first}),
+        ("webhook.deleted", {"host": "127.0.0.1"}),
+    ]
+
+
+async def test_a_webhook_that_is_made_or_enabled_hears_of_the_jobs_that_are_there(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    first = await maker.make("run")
+    hook = await subscribe(client)
+    assert await rows.fetchval("SELECT notify FROM job WHERE id = $1", first)
+    await client.patch(f"/v1/webhooks/{hook}", json={"enabled": False})
+    second = await maker.make("run")
+    await client.patch(f"/v1/webhooks/{hook}", json={"events": ["job.failed"]})
+    assert not await rows.fetchval("SELECT notify FROM job WHERE id = $1", second)
+    await client.patch(f"/v1/webhooks/{hook}", json={"enabled": True})
+    assert await rows.fetchval("SELECT notify FROM job WHERE id = $1", second)
+
+
+async def test_a_message_that_a_client_asks_for_is_charged_as_a_submission_and_its_answer_says_what_is_left(
+    client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    hook = await subscribe(client)
+    limited = running.services.settings.model_copy(update={"submissions_per_key": 2})
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=("webhooks:write",))
+    async with serving(limited) as other, client_of(other.url, key.text) as http:
+        for left in (1, 0):
+            answer = await http.post(f"/v1/webhooks/{hook}/test")
+            assert answer.headers["ratelimit"].startswith(f'"submissions";r={left};')
+        problem(await http.post(f"/v1/webhooks/{hook}/test"), 429, "rate_limited")
