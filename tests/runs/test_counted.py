@@ -85,6 +85,20 @@ async def test_runs_that_an_external_worker_ends(client: Client, outside: Declar
     assert ended(template) == {"succeeded": 1, "rejected": 1, "cancelled": 1}
 
 
+async def test_a_run_whose_external_worker_comes_after_the_steps_limit(
+    client: Client, outside: Declare, rows: Connection
+) -> None:
+    template = await outside("counted-late")
+    await client.start(template)
+    at, held = await _take(client, template)
+    await rows.execute(
+        "UPDATE task SET timeout_seconds = 1, started_at = started_at - interval '5 s', max_attempts = 1"
+    )
+    for _ in range(2):  # the second finds the run ended
+        assert (await client.post(f"{at}/complete", **held)).status_code == 409
+    assert ended(template) == {"failed": 1}
+
+
 async def test_a_run_that_another_replaces(client: Client, outside: Declare) -> None:
     template = await outside("counted-replaced", concurrency_policy="replace_same_scope")
     for _ in range(2):

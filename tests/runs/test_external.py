@@ -14,6 +14,7 @@ import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
 from leasehold.api.process.metrics import CONNECTIONS
+from leasehold.api.runs import external as endpoints
 from leasehold.client import ClientError, external
 from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection, connect
@@ -97,6 +98,42 @@ async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
     said = await client.until(run, "succeeded")
     assert said["result"]["outside"] == {"made": 1}
     await assert_history(Rows(rows), UUID(run))
+
+
+async def test_the_step_inside_that_a_result_makes_due_is_announced_at_once(
+    client: Client, rows: Connection, template: str
+) -> None:
+    """By the API itself: no worker is here, whose relay would do it later."""
+    run = await client.start(template, payload={"number": 1})
+    assert (await settle(client, await claim(client), "complete")).status_code == 200
+    assert step_of(await client.look(run), "inside")["state"] == "pending"
+    async with asyncio.timeout(60):
+        while await rows.fetchval("SELECT count(*) FROM outbox"):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_claim_carries_the_trace_of_its_run_if_it_has_one(
+    client: Client, rows: Connection, template: str
+) -> None:
+    theirs = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    body = {"template": template, "payload": {"number": 1}}
+    assert (await client.http.post("/v1/runs", json=body, headers={"traceparent": theirs})).status_code == 202
+    assert (await claim(client))["traceparent"].split("-")[1] == theirs.split("-")[1]
+    run = await client.start(template)
+    await rows.execute("UPDATE job SET trace = NULL WHERE id = $1", UUID(run))  # as that of a schedule's run
+    assert (await claim(client))["traceparent"] is None
+
+
+async def test_a_claim_waits_also_for_the_last_second(
+    client: Client, running: Running, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "monotonic", lambda: 100.0)  # a second is left, however slow the machine is
+    waiting = asyncio.create_task(claim(client, wait=1))
+    async with asyncio.timeout(60):
+        while not running.services.queues.waiting and not waiting.done():
+            await asyncio.sleep(0.01)
+        run = await client.start(template)
+        assert (await waiting)["run_id"] == run
 
 
 async def test_a_queue_that_a_claim_names_twice_counts_once(client: Client, template: str) -> None:
