@@ -296,9 +296,7 @@ async def test_only_a_stored_answer_keeps_its_key(rows: Connection, way: Callabl
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_work_begins_under_a_key_that_is_none(
-    rows: Connection, way: Callable[..., Awaitable[Answer]]
-) -> None:
+async def test_no_work_begins_under_a_key_that_is_none(rows: Connection, way: Callable[..., Awaitable[Answer]]) -> None:
     async def work(*_connection: Connection) -> Answer:
         raise AssertionError
 

@@ -40,7 +40,9 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], str, list[Any], list[Any]]] 
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "member", "good", "bad"), BOUNDS, ids=[f"{model.__name__}.{name}" for model, _, name, *_ in BOUNDS]
+    ("model", "body", "member", "good", "bad"),
+    BOUNDS,
+    ids=[f"{model.__name__}.{name}" for model, _, name, *_ in BOUNDS],
 )
 def test_a_member_may_be_as_large_as_its_bound_and_no_larger(
     model: type[BaseModel], body: dict[str, Any], member: str, good: list[Any], bad: list[Any]
