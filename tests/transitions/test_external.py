@@ -80,6 +80,14 @@ async def test_only_the_report_of_the_lease_waits_for_the_lock_of_its_job(rows: 
             await external.lock(rows.connection, "t", lease)
 
 
+async def test_a_step_that_its_worker_gives_back_waits_for_a_poll_and_has_no_hint(rows: Rows) -> None:
+    """No worker of ours may claim it."""
+    outside, inside = await claimed_outside(rows), await rows.leased()
+    released = await settlements.release(rows.connection, [outside.lease, inside.lease])
+    assert set(released.verdicts.values()) == {Verdict.SETTLED}
+    assert [hint.hint.task_id for hint in released.announcements] == [inside.lease.task_id]
+
+
 async def test_a_step_is_late_for_the_worker_that_holds_its_lease(rows: Rows) -> None:
     late, in_time = (await claimed_outside(rows)).lease, (await claimed_outside(rows)).lease
     await make_late(rows, late)

@@ -22,6 +22,24 @@ APART = Pipeline(
     steps=[Step("a"), Step("b", needs=("a",), queue="elsewhere"), Step("c", needs=("b",))],
 )
 
+#: `both` needs `first` and `beside`; `then` and `too` need `first` alone.
+FORK = Pipeline(
+    "fork",
+    module="tests.factories",
+    steps=[
+        Step("first"),
+        Step("beside"),
+        Step("both", needs=("first", "beside")),
+        Step("then", needs=("first",)),
+        Step("too", needs=("first",)),
+    ],
+)
+#: An external worker does one of the steps.
+MIXED = Pipeline(
+    "mixed",
+    module="tests.factories",
+    steps=[Step("first"), Step("beside"), Step("outside", needs=("first",), external=True)],
+)
 #: The test gives the steps of this queue to external workers.
 OUTSIDE = "outside"
 EXTERNAL = Pipeline(
@@ -89,6 +107,26 @@ async def test_a_step_that_waits_for_another_one_is_not_claimed(rows: Rows) -> N
     assert (await states(rows, top))["bottom"] == "blocked"
 
 
+async def test_a_worker_goes_on_with_a_step_behind_one_that_still_waits_and_the_others_wait_for_anybody(
+    rows: Rows,
+) -> None:
+    """The step that waits for one more only counts; the step that anybody may claim is in nobody's hands, and its hint
+    carries the trace of its job.
+    """
+    await rows.submit(FORK, trace={"traceparent": "00-1"})
+    (first,) = [claimed for claimed in await rows.claim_all() if claimed.step == "first"]
+    before = {row["step"]: dict(row) for row in await rows.connection.fetch("SELECT * FROM task")}
+    settled = await go_on(rows, [first])
+    assert [claimed.step for claimed in settled.next_steps.values()] == ["then"]
+    after = {row["step"]: dict(row) for row in await rows.connection.fetch("SELECT * FROM task")}
+    assert after["both"] == before["both"] | {"waiting_on": 1}
+    freed = {"status": "pending", "waiting_on": 0, "available_at": after["too"]["available_at"]}
+    assert after["too"] == before["too"] | freed
+    (hint,) = settled.announcements
+    assert (hint.hint.task_id, hint.hint.headers) == (after["too"]["id"], {"traceparent": "00-1"})
+    await assert_history(rows, first.job_id)
+
+
 async def test_a_step_of_another_queue_goes_its_own_way(rows: Rows) -> None:
     """Who completed the step before may not serve it."""
     first = await rows.leased(APART)
@@ -106,11 +144,12 @@ async def test_a_paused_queue_starts_nothing(rows: Rows, paused: str, goes_on: b
 
 
 async def test_a_job_that_is_asked_to_stop_goes_no_further(rows: Rows) -> None:
-    first = await rows.leased(THREE)
+    first = await rows.leased(THREE, keep_seconds=3600)
     await jobs.request_cancel(rows.connection, [first.job_id], "t", reason="r", by="b")
     settled = await go_on(rows, [first])
     assert (settled.next_steps, [ended.outcome for ended in settled.ended]) == ({}, ["cancelled"])
     assert (await rows.job(first.job_id))["status"] == "cancelled"
+    await assert_history(rows, first.job_id)  # also: the job is deleted once it was kept for its time
 
 
 async def test_a_job_that_is_asked_to_stop_does_not_run_again_in_its_history(rows: Rows) -> None:
@@ -129,8 +168,8 @@ async def test_a_job_that_is_asked_to_stop_does_not_run_again_in_its_history(row
 async def test_nobody_goes_on_who_did_not_ask_to(rows: Rows, asks: bool) -> None:
     """Nor who does not say for how long."""
     first = await rows.leased(THREE)
-    completions = [Completion(first.lease, claim_next=asks)]
-    settled = await settlements.complete(rows.connection, completions, None if asks else rows.terms)
+    completion = Completion(first.lease, claim_next=True) if asks else Completion(first.lease)
+    settled = await settlements.complete(rows.connection, [completion], None if asks else rows.terms)
     assert (settled.next_steps, len(settled.announcements)) == ({}, 1)
     assert await states(rows, first) == {"a": "succeeded", "b": "pending", "c": "blocked"}
 
@@ -183,6 +222,23 @@ async def test_a_job_waits_for_external_workers_while_one_of_its_steps_is_theirs
     assert await end("inside") == ("running", ["then"])
     assert await end("then") == ("waiting_worker", [])
     assert await end("last") == ("succeeded", [])
+
+
+@pytest.mark.parametrize(("cancels", "status"), [(False, "waiting_worker"), (True, "cancel_requested")])
+async def test_a_job_with_one_external_step_waits_for_its_worker_unless_it_is_asked_to_stop(
+    rows: Rows, cancels: bool, status: str
+) -> None:
+    """Also while another of its steps runs."""
+    await rows.submit(MIXED)
+    beside, first = sorted(await rows.claim_all(), key=lambda claimed: claimed.step)
+    if cancels:
+        await jobs.request_cancel(rows.connection, [first.job_id], "t", reason="r", by="b")
+    await go_on(rows, [first])
+    assert (await rows.job(first.job_id))["status"] == status
+    await assert_history(rows, first.job_id)
+    await go_on(rows, [beside])
+    assert (await rows.job(first.job_id))["status"] == ("cancelled" if cancels else status)
+    await assert_history(rows, first.job_id)
 
 
 async def test_who_ends_a_step_does_not_take_the_workflow_that_another_worker_takes_meanwhile(

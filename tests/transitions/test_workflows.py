@@ -153,9 +153,11 @@ async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
     """With all that a claim by its hint has, and without a hint."""
     calls = (step(1), step(2))
     workflow = await rows.leased()
+    await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('elsewhere', 'r')")
     suspending = Suspending(workflow.lease, calls, 0, 2, step_to_claim=calls[1].child)
     outcome = await settlements.suspend(rows.connection, [suspending], rows.terms)
     claimed = outcome.next_steps[workflow.lease.task_id]
+    assert claimed.waited == 0
     assert [hint.hint.task_id for hint in outcome.announcements] == [calls[0].child]
     row = await rows.task(claimed.lease.task_id)
     assert (row["status"], row["lease_owner"], row["epoch"], row["attempt"]) == ("running", rows.terms.owner, 1, 1)
@@ -167,12 +169,14 @@ async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
     assert replace(claimed, **of_claim) == replace(again, **of_claim)
 
 
-@pytest.mark.parametrize("without", ["terms", "choice", "queue"])
+@pytest.mark.parametrize("without", ["terms", "choice", "queue", "our own workers alone"])
 async def test_a_step_that_the_suspension_may_not_claim_gets_a_hint(rows: Rows, without: str) -> None:
     call = step(1)
     workflow = await rows.leased()
     if without == "queue":
         await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('default', 'r')")
+    if without == "our own workers alone":
+        await rows.connection.execute("UPDATE job SET external = 1 WHERE id = $1", workflow.job_id)
     suspending = Suspending(workflow.lease, (call,), 0, 1, step_to_claim=None if without == "choice" else call.child)
     terms = None if without == "terms" else rows.terms
     outcome = await settlements.suspend(rows.connection, [suspending], terms)
@@ -288,6 +292,52 @@ async def test_a_row_with_a_result_never_changes_and_a_repeated_write_starts_not
     entries = (await reading.read(rows.connection, workflow.lease)).entries
     assert [(entry.number, entry.value) for entry in entries] == [(1, None), (2, {"value": 1})]
     assert (await rows.job(workflow.job_id))["steps_left"] == 2
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_later_attempt_leaves_a_wait_as_it_was_first_recorded(rows: Rows) -> None:
+    """The place and the epoch identify the wait for those who may end it."""
+    workflow = await suspended(rows, replace(wait(1), value={"schema": {"type": "string"}}), delay=0.0)
+    (waits,) = await signals.waits_of(rows.connection, workflow.job_id, "t")
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    assert again.lease.epoch > workflow.lease.epoch
+    await recording.record(rows.connection, [Recording(again.lease, (wait(1),))])
+    assert list(await signals.waits_of(rows.connection, workflow.job_id, "t")) == [waits]
+
+
+async def test_a_workflow_consumes_only_signals_to_its_own_run(rows: Rows) -> None:
+    own, other = [await rows.leased() for _ in range(2)]
+    await _send(rows, other)
+    (signal,) = (await reading.read(rows.connection, other.lease)).signals
+    taken = Call("", 1, "signal", "go", "done", {"value": 1}, signal=signal.id)
+    await recording.record(rows.connection, [Recording(own.lease, (taken,))])
+    assert (await reading.read(rows.connection, other.lease)).signals == [signal]
+
+
+async def test_a_journal_tells_for_how_long_each_call_waits_yet(rows: Rows) -> None:
+    """A wait without a time does not end by itself, nor does one for a run, whose end the row has in its place."""
+    child = await rows.leased()
+    calls = (wait(1), Call("", 2, "sleep", "", delay=3600.0), Call("", 3, "result", "one", child=child.job_id))
+    workflow = await suspended(rows, *calls, Call("", 4, "sleep", "", delay=-1.0))
+    await settlements.complete(rows.connection, [Completion(child.lease)])
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    (claimed,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    unending, sleep, result, over = (await reading.read(rows.connection, claimed.lease)).entries
+    assert (unending.seconds, result.seconds, over.seconds) == (None, None, 0)
+    assert sleep.seconds is not None
+    assert 0 < sleep.seconds <= 3600
+
+
+async def test_a_step_that_ends_after_its_workflow_changes_nothing_of_the_workflow(rows: Rows) -> None:
+    workflow = await rows.leased()
+    await recording.record(rows.connection, [Recording(workflow.lease, (step(1),))])
+    await settlements.complete(rows.connection, [Completion(workflow.lease)])
+    before = await rows.task(workflow.lease.task_id)
+    (child,) = await children(rows)
+    outcome = await settlements.complete(rows.connection, [Completion(child.lease, claim_next=True)], rows.terms)
+    assert (outcome.announcements, outcome.next_steps) == ([], {})
+    assert await rows.task(workflow.lease.task_id) == before
+    assert (await rows.job(workflow.job_id))["status"] == "succeeded"
     await assert_history(rows, workflow.job_id)
 
 

@@ -1,0 +1,250 @@
+"""Runs that a workflow starts, at their rows and beside those of others: who may start one, whose workflow is woken by
+an end, which runs are cancelled with their workflow, and which rows of the journal are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.app.writing import template_version_of
+from leasehold.domain.errors import LeaseLost
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
+from leasehold.transitions import jobs, settlements, sweeps
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.runs import CreatedRuns, NewRun
+from leasehold.transitions.settlements import Completion, Failure, Snoozing
+from leasehold.transitions.workflows import children, recording
+from leasehold.transitions.workflows.records import Call, Recording
+from tests.factories import ONE, Rows, assert_histories
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
+from tests.transitions.test_fencing import WRONG
+from tests.transitions.test_limits_beside_others import wait_for_no_lock
+from tests.transitions.test_workflows import is_due, step, suspended, wait
+
+#: No client may cancel a run of it.
+UNCANCELABLE = Pipeline("kept", module="tests.factories", steps=[Step("only")], terms=RunTerms(cancelable=False))
+
+
+def start(number: int, child: UUID, state: str = "open") -> Call:
+    return Call("", number, "start", "one", state, child=child)
+
+
+def result(number: int, child: UUID, state: str = "open") -> Call:
+    return Call("", number, "result", "one", state, child=child)
+
+
+async def running(rows: Rows, *calls: Call) -> Claimed:
+    """A workflow that has made these calls and runs."""
+    workflow = await rows.leased()
+    answers, _ = await recording.record(rows.connection, [Recording(workflow.lease, calls)])
+    assert answers[workflow.lease.task_id].committed
+    return workflow
+
+
+async def pending(rows: Rows, of: Pipeline = ONE) -> UUID:
+    """A run that nobody has claimed."""
+    (hint,) = await rows.submit(of)
+    job_id: UUID = (await rows.task(hint.hint.task_id))["job_id"]
+    return job_id
+
+
+async def fail(rows: Rows, claimed: Claimed, *, retryable: bool = False) -> None:
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", retryable, 60.0)])
+
+
+async def ended(rows: Rows, *, succeeds: bool = True) -> UUID:
+    claimed = await rows.leased()
+    if succeeds:
+        await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    else:
+        await fail(rows, claimed)
+    return claimed.job_id
+
+
+async def cancel(rows: Rows, job_id: UUID) -> None:
+    await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
+
+
+async def table(rows: Rows, name: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in await rows.connection.fetch(f"SELECT * FROM {name} x ORDER BY x::text")]
+
+
+async def journal(rows: Rows, workflow: Claimed) -> dict[int, dict[str, Any]]:
+    found = await rows.connection.fetch("SELECT * FROM journal WHERE job_id = $1", workflow.job_id)
+    return {row["number"]: dict(row) for row in found}
+
+
+# --- the start
+
+
+async def start_run(rows: Rows, lease: Lease, call: Call) -> CreatedRuns | None:
+    assert call.child is not None
+    new = NewRun(template_version_of(ONE), "t", {}, id=call.child)
+    async with rows.connection.transaction():
+        return await children.start(rows.connection, lease, call, new)
+
+
+async def test_a_run_is_started_once_and_only_by_who_has_the_lease_of_its_own_workflow(rows: Rows) -> None:
+    """Another workflow of the same worker has a call at the same place, and is being cancelled. The workflow itself has
+    a call of the same number in another branch, and one of another number in this branch.
+    """
+    others = [await running(rows, Call("", 2, "call", "f", "done", 1)) for _ in range(2)]
+    own = await running(rows, Call("", 1, "call", "f", "done", 1), Call("1.0/", 2, "call", "f", "done", 1))
+    others += [await running(rows, Call("", 2, "call", "f", "done", 1)) for _ in range(2)]
+    for other in others:
+        await cancel(rows, other.job_id)
+    call = start(2, new_id())
+    created = await start_run(rows, own.lease, call)
+    assert created is not None
+    assert [(await rows.task(hint.hint.task_id))["job_id"] for hint in created.hints] == [call.child]
+    before = await table(rows, "job"), await table(rows, "journal")
+    for wrong in WRONG.values():  # also one that repeats the call
+        for repeated in (call, start(3, new_id())):
+            with pytest.raises(LeaseLost):
+                await start_run(rows, wrong(own.lease), repeated)
+    assert await start_run(rows, own.lease, call) == CreatedRuns([], [])
+    assert (await table(rows, "job"), await table(rows, "journal")) == before
+    await assert_histories(rows.connection)
+
+
+async def test_a_workflow_that_is_being_cancelled_starts_detached_runs_alone(rows: Rows) -> None:
+    workflow = await running(rows, wait(1))
+    await cancel(rows, workflow.job_id)
+    bound, detached = start(2, new_id()), start(3, new_id(), "done")
+    assert await start_run(rows, workflow.lease, bound) is None
+    assert await start_run(rows, workflow.lease, detached) is not None
+    assert {row["id"] for row in await table(rows, "job")} == {workflow.job_id, detached.child}
+    assert sorted(await journal(rows, workflow)) == [1, 3]
+
+
+async def test_who_loses_the_lease_while_it_waits_to_start_a_run_starts_none(rows: Rows, another: Open) -> None:
+    workflow = await rows.leased()
+    other = (await another()).connection
+    async with other.transaction():
+        await settlements.release(other, [workflow.lease])
+        starting = asyncio.create_task(start_run(rows, workflow.lease, start(1, new_id())))
+        await until_waiting(other)
+    with pytest.raises(LeaseLost):
+        await starting
+    assert [row["id"] for row in await table(rows, "job")] == [workflow.job_id]
+
+
+# --- the wake
+
+
+async def test_the_end_of_a_run_wakes_the_workflow_that_waits_for_it_and_touches_no_other(
+    rows: Rows, another: Open
+) -> None:
+    """Nor does it lock another: one that waits for a run that goes on, that runs, that waits for its next attempt, that
+    is due already, that has read the result, or that has ended itself. Nor does it change what else the workflow itself
+    waits for.
+    """
+    first, second, going = await ended(rows), await ended(rows, succeeds=False), (await rows.leased()).job_id
+    sleep = Call("", 4, "sleep", "", delay=3600.0)
+    own = await suspended(rows, result(1, first), result(2, second), result(3, going), sleep, step(5), ends=1)
+    await suspended(rows, result(1, going), wait(2))
+    await suspended(rows, result(1, first, "done"), wait(2))
+    await running(rows, result(1, first), step(2))
+    retried, succeeded = [await running(rows, result(1, first)) for _ in range(2)]
+    await fail(rows, retried, retryable=True)
+    await settlements.complete(rows.connection, [Completion(succeeded.lease)])
+    steps = [one for one in await rows.claim_all() if "#" in one.step]
+    await settlements.snooze(rows.connection, [Snoozing(one.lease, 3600.0) for one in steps])
+    await suspended(rows, result(1, first), delay=0.0)
+    tasks, entries = await table(rows, "task"), await table(rows, "journal")
+    other = (await another()).connection
+    async with rows.connection.transaction():
+        (hint,) = await children.wake_waiting(rows.connection)
+        free = {row["id"] for row in await other.fetch("SELECT id FROM job FOR UPDATE SKIP LOCKED")}
+    assert {row["id"] for row in await table(rows, "job")} - free == {own.job_id}
+    assert hint.hint.task_id == own.lease.task_id
+    assert await is_due(rows, own)
+    (task,) = [row for row in tasks if row["id"] == own.lease.task_id]
+    woken = await rows.task(own.lease.task_id)
+    assert woken == task | {"news": task["news"] + 1, "wake_at": None, "available_at": woken["available_at"]}
+    assert len(steps) == 2
+    assert [row["id"] for row in await table(rows, "task") if row not in tasks] == [own.lease.task_id]
+    changed = [(row["job_id"], row["number"]) for row in await table(rows, "journal") if row not in entries]
+    assert sorted(changed) == [(own.job_id, 1), (own.job_id, 2)]
+    assert await children.wake_waiting(rows.connection) == []
+    await assert_histories(rows.connection)
+
+
+async def test_a_workflow_that_another_transaction_has_locked_is_woken_in_the_next_turn(
+    rows: Rows, another: Open
+) -> None:
+    """It may be suspending, or take a signal; the duty waits for nobody."""
+    workflow = await suspended(rows, result(1, await ended(rows)))
+    await wait_for_no_lock(rows)
+    other = (await another()).connection
+    async with other.transaction():
+        await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", workflow.job_id)
+        assert await children.wake_waiting(rows.connection) == []
+    assert len(await children.wake_waiting(rows.connection)) == 1
+
+
+# --- the cancel
+
+
+async def test_the_runs_of_a_workflow_that_ends_without_success_are_cancelled_and_no_others(rows: Rows) -> None:
+    """Even those that no client may cancel. The runs of a workflow that runs or has succeeded go on, and so do those
+    that are detached, and those of others for whose result the workflow waited.
+    """
+    orphans = [await pending(rows, UNCANCELABLE) for _ in range(4)]
+    cancelling, cancelled, failed, expired = [await running(rows, start(1, orphan)) for orphan in orphans]
+    kept = [await pending(rows, UNCANCELABLE) for _ in range(4)]
+    of_running, of_succeeded, awaited, detached = kept
+    await running(rows, start(1, of_running))
+    succeeded = await running(rows, start(1, of_succeeded))
+    await settlements.complete(rows.connection, [Completion(succeeded.lease)])
+    over, asked = await ended(rows), (await rows.leased()).job_id
+    await cancel(rows, asked)
+    bystander = await running(rows, result(1, awaited), start(2, detached, "done"), start(3, over), start(4, asked))
+    for workflow in (failed, bystander):
+        await fail(rows, workflow)
+    for workflow in (cancelling, cancelled):
+        await cancel(rows, workflow.job_id)
+    await settlements.acknowledge_cancel(rows.connection, [cancelled.lease])
+    await rows.connection.execute("UPDATE job SET deadline_at = now() WHERE id = $1", expired.job_id)
+    assert len(await sweeps.expire_jobs(rows.connection)) == 1
+    parents = [(await rows.job(one.job_id))["status"] for one in (cancelling, cancelled, failed, expired)]
+    assert parents == ["cancel_requested", "cancelled", "failed", "expired"]
+    before = await table(rows, "job")
+    ends, hints, more = await children.cancel_orphans(rows.connection, limit=5)
+    assert ([end.outcome for end in ends], hints, more) == (["cancelled"] * 4, [], False)
+    for orphan, parent, status in zip(orphans, (cancelling, cancelled, failed, expired), parents, strict=True):
+        job = await rows.job(orphan)
+        assert job["status"] == "cancelled"
+        assert f"run {parent.job_id}, is {status}" in job["cancel"]["reason"]
+    assert {row["id"] for row in await table(rows, "job") if row not in before} == set(orphans)
+    assert await children.cancel_orphans(rows.connection, limit=1) == ([], [], False)
+    await assert_histories(rows.connection)
+
+
+# --- the end
+
+
+async def test_a_call_is_closed_once_neither_the_workflow_nor_its_end_needs_the_run(rows: Rows) -> None:
+    """A failed run may be retried, and must then be cancelled with its workflow; a result may be read once more."""
+    runs = [await ended(rows), await ended(rows, succeeds=False), (await rows.leased()).job_id]
+    calls = [call(2 * n + m, run) for n, run in enumerate(runs) for m, call in enumerate((start, result))]
+    read = [result(7, runs[0], "failed"), result(8, runs[0], "timed_out")]
+    succeeded, failed, goes_on = [await running(rows, *calls, *read, wait(9)) for _ in range(3)]
+    await settlements.complete(rows.connection, [Completion(succeeded.lease)])
+    await fail(rows, failed)
+    closed: dict[str, list[int]] = {}
+    before = [await journal(rows, workflow) for workflow in (succeeded, failed, goes_on)]
+    await children.close_calls(rows.connection)
+    for workflow, entries in zip((succeeded, failed, goes_on), before, strict=True):
+        after = await journal(rows, workflow)
+        changed = [number for number in entries if after[number] != entries[number]]
+        assert after == entries | {number: entries[number] | {"state": "done"} for number in changed}
+        closed[(await rows.job(workflow.job_id))["status"]] = sorted(changed)
+    assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": [0]}
