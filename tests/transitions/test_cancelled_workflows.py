@@ -8,7 +8,7 @@ import pytest
 
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Suspending, Verdict
+from leasehold.transitions.settlements import Completion, Snoozing, Suspending, Verdict
 from leasehold.transitions.workflows import children, recording
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
 from tests.factories import ONE, Rows, assert_history
@@ -53,6 +53,23 @@ async def test_a_hint_claims_it_too(rows: Rows) -> None:
     (claimed,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
     assert claimed.cancelling
     assert await status(rows, workflow) == ("cancel_requested", "running")
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_worker_that_stops_or_lacks_the_code_leaves_the_cancel_to_another(rows: Rows) -> None:
+    """The job does not end before its workflow has seen the cancel."""
+    workflow = await cancelled(rows, wait(1))
+    (claimed,) = await rows.claim_all()
+    await settlements.release(rows.connection, [claimed.lease])
+    assert await status(rows, workflow) == ("cancel_requested", "pending")
+    await assert_history(rows, workflow.job_id)
+    (claimed,) = await rows.claim_all()
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 0.0)])
+    assert await status(rows, workflow) == ("cancel_requested", "waiting")
+    await assert_history(rows, workflow.job_id)
+    (claimed,) = await rows.claim_all()
+    await settlements.acknowledge_cancel(rows.connection, [claimed.lease])
+    assert await status(rows, workflow) == ("cancelled", "cancelled")
     await assert_history(rows, workflow.job_id)
 
 

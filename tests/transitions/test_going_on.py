@@ -27,8 +27,8 @@ FORK = Pipeline(
     "fork",
     module="tests.factories",
     steps=[
-        Step("first"),
         Step("beside"),
+        Step("first"),
         Step("both", needs=("first", "beside")),
         Step("then", needs=("first",)),
         Step("too", needs=("first",)),

@@ -470,6 +470,17 @@ async def test_outputs_and_values_are_committed_with_the_step(rows: Rows, is_las
     assert value == {"width": 7}
 
 
+async def test_a_file_that_a_later_attempt_of_a_step_writes_again_replaces_the_one_before(rows: Rows) -> None:
+    claimed = await rows.leased()
+    first, second = [Output("o", f"key-{n}", n, f"{n}" * 64, f"type/{n}") for n in (1, 2)]
+    kept = Output("kept", "key-0", 0, "0" * 64, "type/0")
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 0.0, outputs=[kept, first])])
+    (again,) = await rows.claim_all()
+    await settlements.complete(rows.connection, [Completion(again.lease, [second])])
+    found = await rows.connection.fetch("SELECT name, key, size, sha256, content_type FROM output ORDER BY key")
+    assert [Output(*row) for row in found] == [kept, second]
+
+
 async def test_a_job_is_written_whole_or_not_at_all(rows: Rows) -> None:
     new = jobs.NewJob(THREE, "t")
     await jobs.submit(rows.connection, [new])

@@ -64,6 +64,7 @@ async def test_the_second_try_hears_that_the_first_has_settled_the_task(rows: Ro
     second = await repeating
     assert first.verdicts == second.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
     assert (second.announcements, second.ended) == ([], [])
+    assert None not in second.states.values()  # a state is told, or it is left out
     await assert_history(rows, claimed.job_id)
 
 
