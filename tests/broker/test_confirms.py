@@ -44,18 +44,10 @@ class Line:
 
 def test_a_message_is_what_the_client_would_have_written() -> None:
     data = publish_frames(CHANNEL, "leasehold.media.low", HEADERS, b"{}")
-    size, channel, method = unmarshal(data)
-    assert channel == CHANNEL
-    assert isinstance(method, spec.Basic.Publish)
-    assert (method.exchange, method.routing_key, method.mandatory) == ("", "leasehold.media.low", True)
-    more, _, header = unmarshal(data[size:])
-    assert isinstance(header, ContentHeader)
-    properties = header.properties
-    assert (header.body_size, properties.content_type, properties.delivery_mode) == (2, "application/json", 2)
-    assert properties.headers == HEADERS
-    last, _, body = unmarshal(data[size + more :])
-    assert isinstance(body, ContentBody)
-    assert (body.value, size + more + last) == (b"{}", len(data))
+    method = spec.Basic.Publish(exchange="", routing_key="leasehold.media.low", mandatory=True)
+    properties = spec.Basic.Properties(content_type="application/json", headers=HEADERS, delivery_mode=2)
+    frames = (method, ContentHeader(0, 2, properties), ContentBody(b"{}"))
+    assert data == b"".join(marshal(one, CHANNEL) for one in frames)
 
 
 def test_a_message_without_headers_has_none() -> None:
@@ -68,11 +60,16 @@ def test_a_message_without_headers_has_none() -> None:
 
 @pytest.mark.parametrize(
     ("queue", "headers", "body"),
-    [("q" * 256, {}, b""), ("q", {"k": "v" * 4096}, b""), ("q", {}, b"x" * 4096)],
+    [("q" * 256, {}, b""), ("q", {"k": "v" * 4096}, b""), ("q", {}, b"x" * 4089)],
 )
 def test_what_has_no_form_is_refused_before_it_is_written(queue: str, headers: dict[str, str], body: bytes) -> None:
     with pytest.raises(ValueError, match=r"encode|large"):
         publish_frames(CHANNEL, queue, headers, body)
+
+
+def test_a_body_may_fill_the_smallest_frame_that_a_broker_may_ask_for() -> None:
+    """Of its 4096 bytes, 8 are the frame's own."""
+    assert publish_frames(CHANNEL, "q", {}, b"x" * 4088).endswith(b"x" * 4088 + b"\xce")
 
 
 @patient
@@ -123,6 +120,22 @@ async def test_a_message_without_a_body_that_comes_back_is_followed_by_its_confi
     window = line.sent(b"")
     line.sieve.sift(returned("q", b"") + acked(1))
     assert window.confirmed == [False]
+
+
+async def test_of_two_messages_that_are_alike_each_may_come_back() -> None:
+    """Two hints of one task: the tag of neither is in a return."""
+    line = Line()
+    window = line.sent(b"a", b"a", b"a")
+    line.sieve.sift(returned("q", b"a") * 2 + acked(3, multiple=True))
+    assert (window.confirmed, line.came_back) == ([False, False, True], ["q", "q"])
+
+
+async def test_one_refusal_marks_a_window_whatever_comes_after_it_and_confirms_do_not() -> None:
+    line = Line()
+    confirmed, refused = line.sent(b"a", b"b"), line.sent(b"c", b"d")
+    line.sieve.sift(acked(1) + acked(2) + marshal(spec.Basic.Nack(3), CHANNEL) + acked(4))
+    assert (confirmed.has_refusals, refused.has_refusals) == (False, True)
+    assert refused.confirmed == [False, True]
 
 
 async def test_a_closed_channel_ends_every_wait_and_what_was_not_confirmed_is_not_sure() -> None:

@@ -31,6 +31,7 @@ PROPERTIES = [
         content_type="t", content_encoding="e", headers={"traceparent": "00-1", "x-delivery-count": 2}
     ),
     spec.Basic.Properties(headers={"a": "b"}, message_id="m", timestamp=None),
+    spec.Basic.Properties(content_type="application/json", headers={"traceparent": "00-1"}, delivery_mode=2),
 ]
 
 
@@ -84,6 +85,19 @@ def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
     left, messages = sifted(pieces)
     assert left == others
     assert [(m.tag, m.redelivered, m.body, dict(m.headers)) for m in messages] == expected
+
+
+@pytest.mark.parametrize("properties", PROPERTIES)
+def test_the_headers_of_a_message_are_found_whatever_stands_before_them(properties: spec.Basic.Properties) -> None:
+    left, (message,) = sifted(frames_of(TAKEN, 1, b"body", properties))
+    assert (left, message.body, message.headers) == (b"", b"body", properties.headers or {})
+
+
+def test_content_that_no_delivery_announced_is_left_to_the_client() -> None:
+    """A body without its header, too. The client then closes the connection, or knows what it asked for."""
+    deliver, header, body = frames_of(TAKEN, 1, b"body", PROPERTIES[0])
+    left, (message,) = sifted([header, body, deliver, body, header, body])
+    assert (left, message.body) == (header + body + body, b"body")
 
 
 def test_two_channels_may_deliver_in_between_each_other() -> None:
