@@ -42,7 +42,7 @@ async def things_of(rows: Rows, tenant: str) -> None:
 
 async def written(rows: Rows, tenant: str) -> dict[Any, str]:
     """By id: the row, and the transaction that wrote it."""
-    found = {}
+    found: dict[Any, str] = {}
     for table in moves.DUE:
         query = f"SELECT x.id, x.xmin::text || to_jsonb(x)::text AS row FROM {table} x WHERE tenant_id = $1"
         found |= {row["id"]: row["row"] for row in await rows.connection.fetch(query, tenant)}
@@ -50,7 +50,7 @@ async def written(rows: Rows, tenant: str) -> dict[Any, str]:
 
 
 async def due(rows: Rows, tenant: str) -> dict[Any, datetime]:
-    found = {}
+    found: dict[Any, datetime] = {}
     for table, column in moves.DUE.items():
         query = f"SELECT id, {column} AS due FROM {table} WHERE tenant_id = $1 AND {column} IS NOT NULL"
         found |= {row["id"]: row["due"] for row in await rows.connection.fetch(query, tenant)}

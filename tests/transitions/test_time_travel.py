@@ -1,0 +1,69 @@
+"""A test of an app may let time pass: everything that waits for a time is then due so much earlier."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.ids import new_id
+from leasehold.domain.states import TaskState
+from leasehold.transitions.time_travel import end_leases, let_pass
+from tests.factories import SELDOM, Rows
+from tests.transitions.test_matrix import put_into
+
+TIME = timedelta(hours=2)
+
+
+async def schedule(rows: Rows, next_run_at: datetime | None) -> None:
+    await rows.connection.execute(
+        "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
+        " priority, overlap, catch_up, catch_up_seconds, next_run_at)"
+        " VALUES ($1, 't', 'm', $2, 'UTC', '{}', 'tenant', '', 1, 'skip', 'one', 0, $3)",
+        new_id(), SELDOM, next_run_at,
+    )  # fmt: skip
+
+
+async def test_when_time_passes_jobs_and_their_places_at_limits_are_so_much_older(rows: Rows) -> None:
+    async with rows.connection.transaction():
+        await rows.submit(limits=[ConcurrencyLimit("t", "k", at_most=1)])
+    await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp(), expires_at = clock_timestamp()")
+    await rows.connection.execute("UPDATE gate_job SET admitted_at = clock_timestamp()")
+
+    async def due() -> tuple[Any, ...]:
+        query = "SELECT deadline_at, expires_at, available_at, ready_at, admitted_at FROM job, task, gate_job"
+        return tuple(await rows.connection.fetchrow(query) or ())
+
+    before = await due()
+    await let_pass(rows.connection, TIME)
+    assert await due() == tuple(time - TIME for time in before)
+
+
+async def test_a_tick_that_time_has_passed_is_due_now_and_not_missed_and_a_paused_schedule_stays_paused(
+    rows: Rows,
+) -> None:
+    now = datetime.now(UTC)
+    missed, soon, later = now - TIME, now + TIME / 2, now + 2 * TIME
+    for tick in (missed, soon, later, None):
+        await schedule(rows, tick)
+    await let_pass(rows.connection, TIME)
+    ticks = await rows.connection.fetch("SELECT next_run_at FROM schedule ORDER BY next_run_at")
+    assert [row["next_run_at"] for row in ticks if row["next_run_at"] != ticks[1]["next_run_at"]] == [
+        missed, later - TIME, None
+    ]  # fmt: skip
+    assert now <= ticks[1]["next_run_at"] <= await rows.connection.fetchval("SELECT clock_timestamp()")
+
+
+async def test_when_all_workers_have_died_only_what_ran_has_a_lease_that_has_ended(rows: Rows) -> None:
+    for state in TaskState:
+        await put_into(rows, state)
+    await rows.connection.execute(
+        "UPDATE task SET lease_until = clock_timestamp() + interval '1 hour' WHERE status = 'running'"
+    )
+    await rows.connection.execute("INSERT INTO leadership VALUES ('r', $1, 'infinity')", new_id())
+    await end_leases(rows.connection)
+    leases = await rows.connection.fetch("SELECT status, lease_until < now() AS ended FROM task ORDER BY 2")
+    assert {row["status"]: row["ended"] for row in leases} == {
+        state.value: True if state is TaskState.RUNNING else None for state in TaskState
+    }
+    assert await rows.connection.fetchval("SELECT count(*) FROM leadership") == 0
