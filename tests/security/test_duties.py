@@ -400,10 +400,10 @@ async def calling(verbs: Rows, kind: str, ended: bool) -> tuple[Claimed, Claimed
 
 
 async def test_a_workflow_that_cannot_be_woken_keeps_back_no_other(verbs: Rows) -> None:
-    (bad, _), (good, _) = [await calling(verbs, "result", ended=True) for _ in range(2)]
+    (good, _), (bad, _), (later, _) = [await calling(verbs, "result", ended=True) for _ in range(3)]
     await poison(verbs.connection, "task", f"{{row}}.id = '{bad.lease.task_id}'")
     woken = [hint for _ in range(2) for hint in await children.wake_waiting(verbs.connection)]
-    assert [hint.hint.task_id for hint in woken] == [good.lease.task_id]
+    assert [hint.hint.task_id for hint in woken] == [good.lease.task_id, later.lease.task_id]
     assert await set_aside(verbs.connection, children.DUTY) == {str(bad.job_id): 1}
 
 
