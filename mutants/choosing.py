@@ -87,6 +87,10 @@ class Choosing:
         """The test has noticed the mutant: it comes early for the mutants that follow."""
         self._siblings.add(mutant, test)
 
+    def files(self) -> list[str]:
+        """The files of all tests that may judge a mutant."""
+        return sorted({test.partition("::")[0] for test in self._covering.seconds if judges(test)})
+
     @cached_property
     def _uses(self) -> Uses:
         folders = ("leasehold", "api", "worker")

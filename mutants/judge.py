@@ -1,6 +1,8 @@
 """Judges mutants, one after another, in a copy of the checkout with servers of its own.
 
-The nursery, a process in the copy, forks once for each mutant, and runs the mutant's tests in the fork (nursery.py).
+Two processes in the copy fork for each mutant, and run the mutant's tests in the fork. The warm one (warm.py) has
+loaded our modules and all tests: it is faster, but not every mutant can be put into loaded modules. The nursery
+(nursery.py) has loaded libraries only: each of its forks loads the changed file.
 """
 
 from __future__ import annotations
@@ -8,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from mutants.servers import TEMPLATE
 #: before it runs one.
 _FIRST_TESTS = 6
 _LINE_BYTES = 1 << 24  # the longest line: an order has a whole file in it
-_START_SECONDS = 60.0
+_START_SECONDS = 900.0
 _SPARE_SECONDS = 20.0
 _IMPORT_FAILED = (1, 2, 4)  # pytest's exit codes if it cannot load a file of tests, or a conftest
 
@@ -46,12 +49,16 @@ class Judgement:
 
 
 class Judge:
-    """`process`: the nursery. `digests`: the digests of all statements without a mutant, by `module:NAME`."""
+    """`warm`: None: the nursery judges all mutants. `digests`: the digests of all statements without a mutant, by
+    `module:NAME`.
+    """
 
-    def __init__(self, process: asyncio.subprocess.Process, database: str, digests: Mapping[str, str]) -> None:
-        self._process = process
+    def __init__(self, nursery: Process, warm: Process | None, database: str, digests: Mapping[str, str]) -> None:
+        self._nursery = nursery
+        self._warm = warm
         self._database = database
         self._digests = digests
+        self._sound: set[str] = set()  # tests that pass in the warm process without a mutant
 
     async def judge(self, mutant: Mutant, chosen: Chosen) -> Judgement:
         """Run the chosen tests beside the mutant. Raises RuntimeError if the nursery has ended."""
@@ -62,31 +69,49 @@ class Judge:
             compile(text, mutant.path, "exec")
         except SyntaxError as error:
             return Judgement(mutant.id, "invalid", why=str(error))
+        if self._warm is not None:
+            judgement = await self._judge(self._warm, mutant, text, chosen)
+            if judgement is not None:
+                return judgement
+        return await self._judge_in_nursery(mutant, text, chosen)
+
+    async def _judge_in_nursery(self, mutant: Mutant, text: str, chosen: Chosen) -> Judgement:
         unit_tests = sum(test.startswith(UNIT) for test in chosen.tests[: UNIT_TESTS + 1])
         first, others = chosen.divided(unit_tests + _FIRST_TESTS)
-        judgement = await self._judge(mutant, text, first)
+        judgement = await self._judge(self._nursery, mutant, text, first)
+        assert judgement is not None
         if judgement.verdict != "survived" or not others.tests:
             return judgement
-        last = await self._judge(mutant, text, others)
+        last = await self._judge(self._nursery, mutant, text, others)
+        assert last is not None
         return replace(last, ran=judgement.ran + last.ran, seconds=round(judgement.seconds + last.seconds, 2))
 
     async def judge_surely(self, mutant: Mutant, chosen: Chosen) -> Judgement:
         """As `judge`, but the test that noticed the mutant runs once more. If it passes then, it had failed for another
-        reason, such as a busy machine: the mutant counts as survived, and a later run judges it again.
+        reason, such as a busy machine: the mutant counts as survived, and a later run judges it again. In the warm
+        process it runs without the mutant, too: if it fails then, the nursery judges.
         """
         judgement = await self.judge(mutant, chosen)
         if judgement.verdict != "killed" or judgement.by not in chosen.tests:
             return judgement
         limit = chosen.limits[chosen.tests.index(judgement.by)]
-        again = await self.judge(mutant, Chosen([judgement.by], [limit], 1))
+        only = Chosen([judgement.by], [limit], 1)
+        again = await self.judge(mutant, only)
         if again.verdict == "survived":
             return replace(judgement, verdict="survived", by="", why=f"noticed only once, by {judgement.by}")
+        if self._warm is not None and judgement.by not in self._sound:
+            before = (ROOT / mutant.path).read_text()
+            without = await self._judge(self._warm, mutant, before, only)
+            if without is None or without.verdict != "survived":
+                return await self._judge_in_nursery(mutant, mutant.applied(before), chosen)
+            self._sound.add(judgement.by)
         return judgement
 
-    async def _judge(self, mutant: Mutant, text: str, chosen: Chosen) -> Judgement:
-        """Run these tests in one fork. `text`: the file with the mutant."""
+    async def _judge(self, process: Process, mutant: Mutant, text: str, chosen: Chosen) -> Judgement | None:
+        """Run these tests in one fork. `text`: the file with the mutant. None: the process cannot judge this mutant."""
         order = {
             "path": mutant.path,
+            "before": (ROOT / mutant.path).read_text(),
             "text": text,
             "tests": chosen.tests,
             "limits": chosen.limits,
@@ -94,10 +119,11 @@ class Judge:
             "statements": self._digests,
             "database": self._database,
         }
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        await self._process.stdin.drain()
-        return _judgement(mutant, chosen, await answer(self._process))
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        await process.stdin.drain()
+        result = await answer(process)
+        return None if "cannot" in result else _judgement(mutant, chosen, result)
 
 
 def _judgement(mutant: Mutant, chosen: Chosen, result: dict[str, Any]) -> Judgement:
@@ -121,45 +147,62 @@ def _judgement(mutant: Mutant, chosen: Chosen, result: dict[str, Any]) -> Judgem
     return Judgement(mutant.id, verdict, by, why, ran, chosen.candidates, seconds)
 
 
-async def answer(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    """The next answer of the nursery. Raises RuntimeError if the nursery has ended."""
+async def answer(process: Process) -> dict[str, Any]:
+    """The next answer of the process. Raises RuntimeError if it has ended."""
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a nursery ended with {await process.wait()}")
+        raise RuntimeError(f"a process that judges ended with {await process.wait()}")
     result: dict[str, Any] = json.loads(line)
     return result
 
 
 @asynccontextmanager
-async def judge(servers: Mapping[str, str]) -> AsyncIterator[Judge]:
-    """A judge with a copy and a nursery of its own. `servers`: the environment variables with their addresses."""
+async def judge(servers: Mapping[str, str], files: Sequence[str] = ()) -> AsyncIterator[Judge]:
+    """A judge with a copy and processes of its own. `servers`: the environment variables with their addresses. `files`:
+    the files of tests that a warm process loads; none: there is no such process.
+    """
     with RunDirectory() as directory:
-        python = await asyncio.to_thread(make_copy, directory.path / "checkout")
+        copy = directory.path / "checkout"
+        python = await asyncio.to_thread(make_copy, copy)
         database = servers[TEMPLATE]
         digests = await _statements(python, database)
-        process = await _start(python, directory.path / "checkout", servers)
-        try:
-            await asyncio.wait_for(answer(process), _START_SECONDS)
-            yield Judge(process, database, digests)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        listed = directory.path / "files.json"
+        listed.write_text(json.dumps(list(files)))
+        async with AsyncExitStack() as opened:
+            environment = os.environ | servers
+            nursery = await opened.enter_async_context(_process(python, copy, environment, "mutants.nursery"))
+            warm = None
+            if files:
+                warm = await opened.enter_async_context(
+                    _process(python, copy, environment, "mutants.warm", str(listed))
+                )
+            yield Judge(nursery, warm, database, digests)
 
 
-async def _start(python: Path, copy: Path, servers: Mapping[str, str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+@asynccontextmanager
+async def _process(
+    python: Path, copy: Path, environment: Mapping[str, str], module: str, *arguments: str
+) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
         python,
         "-m",
-        "mutants.nursery",
+        module,
+        *arguments,
         cwd=copy,
-        env=os.environ | servers,
+        env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES,
-        start_new_session=True,  # Ctrl-C must reach only this process, which then ends the nursery
+        start_new_session=True,  # Ctrl-C must reach only this process, which then ends the other
     )
+    try:
+        await asyncio.wait_for(answer(process), _START_SECONDS)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def _statements(python: Path, database: str) -> dict[str, str]:

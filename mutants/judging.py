@@ -29,6 +29,11 @@ class Judging:
         self._file = result
         self._result: dict[str, object] = {"ran": 0}
 
+    @property
+    def has_noticed(self) -> bool:
+        """Whether a test has failed."""
+        return "by" in self._result
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         # A test may have other parameters since the coverage was measured: then its function judges with all of them.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ ours = ("leasehold", "tests", "mutants", "chaos", "__main__")
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] not in ours]))
 """
 _ROOT = Path.cwd()
-_RESULT = _ROOT / "mutant.json"
+RESULT = _ROOT / "mutant.json"
 _LOG = _ROOT / "mutant.log"
 _POLL_SECONDS = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
@@ -43,12 +44,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> None:
     load_libraries()
-    # Orphans of the tests' processes become children of this process, which ends them.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps(judge(order)), flush=True)  # noqa: T201 - the answer
+        print(json.dumps(judge(order, _test)), flush=True)  # noqa: T201 - the answer
+
+
+def adopt_orphans() -> None:
+    """Orphans of the tests' processes become children of this process, which ends them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def load_libraries() -> None:
@@ -60,19 +65,21 @@ def load_libraries() -> None:
     gc.freeze()  # a collection in a fork would go through all of it, and copy its pages
 
 
-def judge(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an order: run its `tests` for at most `seconds`, while the file `path` has the content `text`."""
+def judge(order: dict[str, Any], test: Callable[[dict[str, Any]], int]) -> dict[str, Any]:
+    """Carry out an order: run `test` in a fork for at most `seconds`, while the file `path` has the content `text`."""
     path = _ROOT / order["path"]
     before = path.read_text()
     began = time.monotonic()
-    _RESULT.unlink(missing_ok=True)
-    _write(path, order["text"])
+    RESULT.unlink(missing_ok=True)
+    if order["text"] != before:
+        _write(path, order["text"])
     try:
-        code = _in_fork(order)
+        code = _in_fork(order, test)
     finally:
         end_processes()
-        _write(path, before)
-    result = json.loads(_RESULT.read_text()) if _RESULT.exists() else {}
+        if order["text"] != before:
+            _write(path, before)
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     return {**result, "code": code, "seconds": time.monotonic() - began}
 
 
@@ -85,8 +92,8 @@ def _write(path: Path, text: str) -> None:
         stale.unlink()
 
 
-def _in_fork(order: dict[str, Any]) -> int | None:
-    """Run the tests in a fork. Returns the exit code of pytest; None: it took too long."""
+def _in_fork(order: dict[str, Any], test: Callable[[dict[str, Any]], int]) -> int | None:
+    """Run `test` in a fork. Returns its exit code; None: it took too long."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -95,7 +102,7 @@ def _in_fork(order: dict[str, Any]) -> int | None:
         os.dup2(log, 2)
         code = 99
         try:
-            code = _test(order)
+            code = test(order)
         except Exception:  # noqa: BLE001 - the log gets every error
             traceback.print_exc()
         finally:
@@ -114,21 +121,22 @@ def _in_fork(order: dict[str, Any]) -> int | None:
 
 
 def _test(order: dict[str, Any]) -> int:
+    """In the fork: load the repository's modules, and run the tests of the order."""
     from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - only a fork loads the repository's modules
 
     try:
         error_text = invalid_statement(order["statements"], order["database"])
     except Exception as error:  # noqa: BLE001 - with the mutant, a module may fail to load in any way
-        _RESULT.write_text(json.dumps({"by": "import", "why": repr(error)}))
+        RESULT.write_text(json.dumps({"by": "import", "why": repr(error)}))
         return 1
     if error_text:
-        _RESULT.write_text(json.dumps({"invalid": error_text}))
+        RESULT.write_text(json.dumps({"invalid": error_text}))
         return 0
     files = sorted({test.partition("::")[0] for test in order["tests"]})
     # The process has loaded plugins before pytest could rewrite their asserts, and pytest would warn of that.
     warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *warnings]
-    return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], _RESULT)]))
+    return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], RESULT)]))
 
 
 def end_processes() -> None:

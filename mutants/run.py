@@ -14,6 +14,9 @@ from mutants.judge import Judgement, judge
 from mutants.mutant import Mutant
 from mutants.servers import servers
 
+#: To judge so many mutants takes less time than to load all tests.
+_FEW = 20
+
 
 async def run(
     mutants: Sequence[Mutant],
@@ -25,6 +28,7 @@ async def run(
     """Judge each mutant, and pass its judgement to `on_judged`. `places`: how many mutants at a time.
     `addresses_given`: use these servers, in one place, instead of new ones.
     """
+    files = choosing.files() if len(mutants) > _FEW else []
     queue = asyncio.Queue[Mutant]()
     for mutant in mutants:
         queue.put_nowait(mutant)
@@ -36,7 +40,7 @@ async def run(
             nonlocal survived
             async with AsyncExitStack() as opened:
                 addresses = await opened.enter_async_context(servers()) if addresses_given is None else addresses_given
-                own_judge = await opened.enter_async_context(judge(addresses))
+                own_judge = await opened.enter_async_context(judge(addresses, files))
                 while not queue.empty():
                     mutant = queue.get_nowait()
                     judgement = await own_judge.judge_surely(mutant, choosing.tests_for(mutant))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
+import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -19,16 +23,14 @@ from tests.support.bucket import Bucket
 from tests.support.databases import Databases
 from tests.support.seeds import seed_of_this_commit
 
-SAMPLE = 10
+SAMPLE = 30
 SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
-async def here(
-    postgres: Databases, migrated_template: str, rabbitmq: Management, s3_server: Bucket
-) -> AsyncIterator[Judge]:
-    """A place beside the servers of these tests."""
-    there = {
+def addresses(postgres: Databases, migrated_template: str, rabbitmq: Management, s3_server: Bucket) -> dict[str, str]:
+    """The variables that name the servers of these tests."""
+    return {
         "LEASEHOLD_TEST_BACKEND": "auto",
         "LEASEHOLD_TEST_DATABASE_URL": postgres.url,
         "LEASEHOLD_TEST_AMQP_URL": rabbitmq.amqp_url,
@@ -38,7 +40,31 @@ async def here(
         "LEASEHOLD_TEST_S3_SECRET_KEY": s3_server.secret_key,
         TEMPLATE: migrated_template,
     }
-    async with judge(there) as opened:
+
+
+@pytest.fixture(scope="module")
+async def here(addresses: dict[str, str]) -> AsyncIterator[Judge]:
+    """A judge whose every fork loads the changed file."""
+    async with judge(addresses) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def known() -> list[Mutant]:
+    """The mutants whose test is known, in an order by the commit's hash."""
+    killers = state.killers()
+    known = [one for one in mutants() if one.id in killers and judges(killers[one.id]) and one.id not in equivalents()]
+    random.Random(seed_of_this_commit()).shuffle(known)
+    return known
+
+
+@pytest.fixture(scope="module")
+async def warm(addresses: dict[str, str], known: list[Mutant]) -> AsyncIterator[Judge]:
+    """A judge that has loaded the tests."""
+    killers = state.killers()
+    files = {killers[mutant.id].partition("::")[0] for mutant in known[: 2 * SAMPLE]}
+    own = {test.partition("::")[0] for test in (BACKOFF, FENCED)}
+    async with judge(addresses, sorted(files | own)) as opened:
         yield opened
 
 
@@ -76,11 +102,13 @@ FENCED = (
         ),
     ],
 )
+@pytest.mark.parametrize("loaded", ["here", "warm"])
 async def test_a_mutant_is_judged_as_what_it_is(
-    here: Judge, path: str, before: str, after: str, test: str, verdict: str
+    loaded: str, path: str, before: str, after: str, test: str, verdict: str, request: pytest.FixtureRequest
 ) -> None:
+    judge: Judge = request.getfixturevalue(loaded)
     limit = 2.0 if verdict == "timed out" else 4 * SECONDS
-    judgement = await here.judge(by_hand(path, before, after), Chosen([test], [limit], 1))
+    judgement = await judge.judge(by_hand(path, before, after), Chosen([test], [limit], 1))
     assert judgement.verdict == verdict, judgement
 
 
@@ -96,7 +124,11 @@ async def test_a_test_that_does_not_run_among_the_first_notices_a_mutant_too(her
     assert (judgement.verdict, judgement.ran) == ("survived", len(others))
 
 
-async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(here: Judge) -> None:
+@pytest.mark.parametrize("loaded", ["here", "warm"])
+async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(
+    loaded: str, request: pytest.FixtureRequest
+) -> None:
+    judge: Judge = request.getfixturevalue(loaded)
     fails_once = """    from pathlib import Path
     failed = Path("failed-once")
     if not failed.exists():
@@ -104,22 +136,44 @@ async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(her
         return -1.0
     return longest *"""
     mutant = by_hand("leasehold/domain/backoff.py", "    return longest *", fails_once)
-    judgement = await here.judge_surely(mutant, Chosen([BACKOFF], [SECONDS], 1))
+    judgement = await judge.judge_surely(mutant, Chosen([BACKOFF], [SECONDS], 1))
     assert judgement.verdict == "survived"
     assert BACKOFF in judgement.why
     always = by_hand("leasehold/domain/backoff.py", "return longest *", "return longest * 3 *")
-    assert (await here.judge_surely(always, Chosen([BACKOFF], [SECONDS], 1))).verdict == "killed"
+    assert (await judge.judge_surely(always, Chosen([BACKOFF], [SECONDS], 1))).verdict == "killed"
 
 
-async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_noticed_it_before(here: Judge) -> None:
+async def test_a_test_that_fails_in_the_loaded_process_without_a_mutant_judges_elsewhere() -> None:
+    """Two processes that say the same of each mutant: in the loaded one each test fails, in the other none does."""
+    fails: dict[str, object] = {"ran": 1, "by": BACKOFF, "why": "always", "code": 1, "seconds": 0.1}
+    passes: dict[str, object] = {"ran": 1, "code": 0, "seconds": 0.1}
+    async with AsyncExitStack() as opened:
+        nursery, warm = [await opened.enter_async_context(process_that_says(one)) for one in (passes, fails)]
+        mutant = by_hand("leasehold/domain/backoff.py", "return longest *", "return longest * 3 *")
+        judgement = await Judge(nursery, warm, "", {}).judge_surely(mutant, Chosen([BACKOFF], [SECONDS], 1))
+    assert judgement.verdict == "survived"
+
+
+@asynccontextmanager
+async def process_that_says(answer: dict[str, object]) -> AsyncIterator[asyncio.subprocess.Process]:
+    program = f"import sys\nfor line in sys.stdin:\n    print({json.dumps(answer)!r}, flush=True)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    yield process
+    process.kill()
+    await process.wait()
+
+
+async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_noticed_it_before(
+    warm: Judge, known: list[Mutant]
+) -> None:
     killers = state.killers()
-    known = [one for one in mutants() if one.id in killers and judges(killers[one.id]) and one.id not in equivalents()]
-    random.Random(seed_of_this_commit()).shuffle(known)
     noticed, missed = 0, []
     while noticed < SAMPLE:
-        mutant = known.pop()
+        mutant = known.pop(0)
         for _ in range(3):  # a busy machine may make a test miss its moment: who notices it then has noticed it
-            judgement = await here.judge(mutant, Chosen([killers[mutant.id]], [SECONDS], 1))
+            judgement = await warm.judge(mutant, Chosen([killers[mutant.id]], [SECONDS], 1))
             if judgement.verdict != "survived":
                 break
         if judgement.verdict == "survived":
