@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from leasehold.broker.amqp.wire import Sieve
 from tests.support.patient import patient
 
 CHANNEL = 3
-HEADERS = {"traceparent": "00-ab-cd-01", "request_id": "ä" * 40}
+HEADERS: dict[str, Any] = {"traceparent": "00-ab-cd-01", "request_id": "ä" * 40}
 
 
 def returned(queue: str, body: bytes) -> bytes:
