@@ -47,7 +47,7 @@ class Line:
 def test_a_message_is_what_the_client_would_have_written() -> None:
     data = publish_frames(CHANNEL, "leasehold.media.low", HEADERS, b"{}")
     method = spec.Basic.Publish(exchange="", routing_key="leasehold.media.low", mandatory=True)
-    properties = spec.Basic.Properties(content_type="application/json", headers=HEADERS, delivery_mode=2)
+    properties = spec.Basic.Properties(content_type="application/json", headers={**HEADERS}, delivery_mode=2)
     frames = (method, ContentHeader(0, 2, properties), ContentBody(b"{}"))
     assert data == b"".join(marshal(one, CHANNEL) for one in frames)
 
