@@ -60,6 +60,10 @@ class Judge:
         self._digests = digests
         self._sound: set[str] = set()  # tests that pass in the warm process without a mutant
 
+    def cold(self) -> Judge:
+        """A judge by the nursery alone."""
+        return Judge(self._nursery, None, self._database, self._digests)
+
     async def judge(self, mutant: Mutant, chosen: Chosen) -> Judgement:
         """Run the chosen tests beside the mutant. Raises RuntimeError if the nursery has ended."""
         if not chosen.tests:

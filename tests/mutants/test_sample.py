@@ -43,13 +43,6 @@ def addresses(postgres: Databases, migrated_template: str, rabbitmq: Management,
 
 
 @pytest.fixture(scope="module")
-async def here(addresses: dict[str, str]) -> AsyncIterator[Judge]:
-    """A judge whose every fork loads the changed file."""
-    async with judge(addresses) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def known() -> list[Mutant]:
     """The mutants whose test is known, in an order by the commit's hash."""
     killers = state.killers()
@@ -66,6 +59,12 @@ async def warm(addresses: dict[str, str], known: list[Mutant]) -> AsyncIterator[
     own = {test.partition("::")[0] for test in (BACKOFF, FENCED)}
     async with judge(addresses, sorted(files | own)) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def here(warm: Judge) -> Judge:
+    """A judge whose every fork loads the changed file."""
+    return warm.cold()
 
 
 def by_hand(path: str, before: str, after: str) -> Mutant:
@@ -102,11 +101,11 @@ FENCED = (
         ),
     ],
 )
-@pytest.mark.parametrize("loaded", ["here", "warm"])
+@pytest.mark.parametrize("is_warm", [False, True])
 async def test_a_mutant_is_judged_as_what_it_is(
-    loaded: str, path: str, before: str, after: str, test: str, verdict: str, request: pytest.FixtureRequest
+    here: Judge, warm: Judge, path: str, before: str, after: str, test: str, verdict: str, *, is_warm: bool
 ) -> None:
-    judge: Judge = request.getfixturevalue(loaded)
+    judge = warm if is_warm else here
     limit = 2.0 if verdict == "timed out" else 4 * SECONDS
     judgement = await judge.judge(by_hand(path, before, after), Chosen([test], [limit], 1))
     assert judgement.verdict == verdict, judgement
@@ -124,13 +123,13 @@ async def test_a_test_that_does_not_run_among_the_first_notices_a_mutant_too(her
     assert (judgement.verdict, judgement.ran) == ("survived", len(others))
 
 
-@pytest.mark.parametrize("loaded", ["here", "warm"])
+@pytest.mark.parametrize("is_warm", [False, True])
 async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(
-    loaded: str, request: pytest.FixtureRequest
+    here: Judge, warm: Judge, *, is_warm: bool
 ) -> None:
-    judge: Judge = request.getfixturevalue(loaded)
-    fails_once = """    from pathlib import Path
-    failed = Path("failed-once")
+    judge = warm if is_warm else here
+    fails_once = f"""    from pathlib import Path
+    failed = Path("failed-once-{is_warm}")
     if not failed.exists():
         failed.touch()
         return -1.0

@@ -247,7 +247,6 @@ async def test_requests_share_an_answer_for_two_seconds(tmp_path: Path, monkeypa
 async def test_a_cell_that_was_silent_is_asked_again_and_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it asked a third time before it has answered."""
     monkeypatch.setattr(other_cells, "_SHARED_SECONDS", 0.0)
     async with others(tmp_path, b={READY: None, OWN: None}) as (asking, cells):
         assert answers(await asking.status()) == {"b": ("silent", None)}
@@ -257,7 +256,6 @@ async def test_a_cell_that_was_silent_is_asked_again_and_nobody_waits_for_it(
             async with asyncio.timeout(SECONDS):
                 assert answers(await asking.status()) == {"b": ("silent", None)}
                 await cells["b"].was_asked.wait()
-        assert len(cells["b"].heads) <= 4
 
 
 async def test_a_cell_that_leaves_the_map_is_waited_for_no_longer(tmp_path: Path) -> None:
