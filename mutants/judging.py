@@ -62,7 +62,7 @@ class Judging:
         report = yield
         if call.when == "call":
             self._result["ran"] = int(str(self._result["ran"])) + 1
-        if call.excinfo is not None and report.failed and "by" not in self._result:
+        if call.excinfo is not None and report.failed and not self.has_noticed:
             error = call.excinfo.value
             is_invalid = isinstance(error, _NO_STATEMENT) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
             self._result |= {

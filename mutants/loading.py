@@ -9,7 +9,8 @@ from pathlib import Path
 
 #: A name that a module defines: (module, name).
 Name = tuple[str, str]
-_CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
+#: The methods that run when an object is made, perhaps while a module is loaded.
+CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def _read_class(read: Loading, node: ast.ClassDef) -> None:
     _note(read, [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)])
     for child in node.body:
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            _read_function(read, child, node.name if child.name in _CONSTRUCTORS else None)
+            _read_function(read, child, node.name if child.name in CONSTRUCTORS else None)
         elif isinstance(child, ast.ClassDef):
             _read_class(read, child)
         else:

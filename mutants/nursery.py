@@ -38,6 +38,8 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] not in 
 _ROOT = Path.cwd()
 RESULT = _ROOT / "mutant.json"
 _LOG = _ROOT / "mutant.log"
+#: The options of pytest.
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short")
 _POLL_SECONDS = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -135,8 +137,9 @@ def _test(order: dict[str, Any]) -> int:
     files = sorted({test.partition("::")[0] for test in order["tests"]})
     # The process has loaded plugins before pytest could rewrite their asserts, and pytest would warn of that.
     warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *warnings]
-    return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], RESULT)]))
+    return int(
+        pytest.main(["-x", *OPTIONS, *warnings, *files], plugins=[Judging(order["tests"], order["limits"], RESULT)])
+    )
 
 
 def end_processes() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from re import Pattern
 from types import CodeType, FunctionType, ModuleType
 
-from mutants.loading import Assignment, Loading, Name, loading
+from mutants.loading import CONSTRUCTORS, Assignment, Loading, Name, loading
 
 _CO_OPTIMIZED = 0x1  # of a function's code, and not of that of a class or a module
 _PLAIN = (str, bytes, int, float, bool, type(None), timedelta, Enum, Pattern, FunctionType, type)
@@ -59,7 +59,7 @@ class Loaded:
         different = [
             statement
             for was, statement in zip(old.body, new.body, strict=True)
-            if ast.dump(_head(was)) != ast.dump(_head(statement))
+            if ast.dump(was) != ast.dump(statement) and ast.dump(_head(was)) != ast.dump(_head(statement))
         ]
         functions = self._swap_functions(name, *(_compiled(module, text) for text in (before, after)))
         constants: set[Name] = set()
@@ -79,7 +79,7 @@ class Loaded:
         for was, code in _pairs(old, new):
             if _is_function(was) and _differ(was, code):
                 owner, _, own_name = was.co_qualname.rpartition(".")
-                changed.add((name, owner if own_name in ("__init__", "__post_init__", "__new__") else was.co_qualname))
+                changed.add((name, owner if own_name in CONSTRUCTORS else was.co_qualname))
                 for function in self._functions.get(_place(was), []):
                     if was.co_freevars != code.co_freevars:
                         raise CannotSwapError(f"{was.co_qualname} closes over other names")

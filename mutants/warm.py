@@ -80,8 +80,7 @@ def main() -> None:
     log = os.open(ROOT / "warm.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short"]
-    sys.exit(pytest.main([*options, *files], plugins=[Warm(orders, answers)]))
+    sys.exit(pytest.main([*nursery.OPTIONS, *files], plugins=[Warm(orders, answers)]))
 
 
 if __name__ == "__main__":
