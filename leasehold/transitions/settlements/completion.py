@@ -170,7 +170,6 @@ COMPLETE = f"""-- complete
                AS is_claimed
     FROM (
         SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
-               (array_agg(d.tenant_id))[1] AS tenant_id,
                (array_agg(d.event_seq + d.completed_count))[1] AS seq,
                (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
