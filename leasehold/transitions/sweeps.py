@@ -259,10 +259,11 @@ SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
 FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 """
 
-# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
-# ends all other steps, too: those that still run, and a workflow that waits for a worker. (The request for the cancel
-# left such a workflow open, so that its code could see the cancel.) Exception: a running step that is not cancelable
-# goes on.
+# $1 dead owners, $2 the locked jobs, $3 as in RETURN_WORKFLOWS. The statement ends the steps whose worker is lost. Once
+# the grace has passed, it ends all other steps, too: those that still run, and a workflow that waits for a worker. (The
+# request for the cancel left such a workflow open, so that its code could see the cancel.) Exceptions: a running step
+# that is not cancelable goes on. Within the grace, so does a workflow that RETURN_WORKFLOWS may return: its lease may
+# pass after that statement has looked, and the next sweep then returns it.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -273,8 +274,9 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
-      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR ({LEASE_HAS_PASSED})
-                   OR {owner_is_dead("$1::uuid[]")}
+      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable)
+                   OR ((jobs.overdue OR NOT t.journaled OR t.losses >= $3)
+                       AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")}))
                ELSE jobs.overdue AND t.finished_at IS NULL END
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
@@ -297,7 +299,7 @@ async def end_cancels(
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         await connection.execute(RETURN_WORKFLOWS, list(dead_owners), list(locked), max_losses)
-        return await connection.fetch(END_CANCELS, list(dead_owners), list(locked))
+        return await connection.fetch(END_CANCELS, list(dead_owners), list(locked), max_losses)
 
     async def take(only_job: object | None) -> list[UUID]:
         return await _lock_in_order(connection, _LOCK_CANCELLED_JOBS, limit, only_job, list(dead_owners))

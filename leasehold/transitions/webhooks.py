@@ -18,6 +18,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
 from leasehold.telemetry.duties import counted
 from leasehold.transitions.jobs import NewJob, RunOf, submit
+from leasehold.transitions.limits import TenantRules, applicable_limits, tenant_rules
 from leasehold.transitions.quarantine import not_in, run_units
 
 #: The name of this duty (a loop of the workers) in the table `quarantine`, which lists the jobs that failed there and
@@ -133,10 +134,11 @@ async def dispatch(
 
     `job_id`: the caller will change this job's row in the same transaction. So its deliveries are written now,
     whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
-    transactions have released the row.
+    transactions have released the row. If the deliveries cannot be written, the call raises the error.
 
     `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set. So the call leaves a
-    failed job of another app to a process with that app's code, if a worker may have this code.
+    failed job of another app to a process with that app's code, if a worker may have this code. It also leaves a job
+    whose deliveries cannot be written.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
@@ -164,8 +166,10 @@ async def dispatch(
             for params in _deliveries(job, webhooks, reported_jobs)
         ]
         # `params` is set only if the job failed and its pipeline has an `on_failure` pipeline.
+        failed = [job for job in ended if job["params"] is not None]
+        rules = await tenant_rules(connection, {job["tenant_id"] for job in failed}) if failed else {}
         new_jobs += [
-            _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
+            _follower(follower_of[job["pipeline"]], job, keep_seconds, rules[job["tenant_id"]]) for job in failed
         ]
         callbacks = {
             job["id"]: NewJob(
@@ -182,19 +186,34 @@ async def dispatch(
         await connection.execute(_CLEAR_NOTIFY, [job["id"] for job in ended])
         return hints
 
+    if job_id is not None and not deletes:
+        # The caller changes the row next. If the deliveries cannot be written, they would be lost with the row's old
+        # values: so the error undoes the caller's transaction.
+        ended = await take(None)
+        return await write_deliveries(ended) if ended else [], is_full
     hints = await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
     return hints, is_full
 
 
-def _follower(pipeline: Pipeline, job: Any, keep_seconds: int) -> NewJob:
-    """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed."""
+def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRules) -> NewJob:
+    """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed. Like other runs,
+    it waits at its concurrency limits, and its own end is reported. `rules`: of its tenant.
+    """
     error = job["error"]
     params = {
         "run_id": str(job["id"]), "task": job["pipeline"], "code": error["code"], "message": error["message"],
         "arguments": job["params"],
     }  # fmt: skip
     run = RunOf(pipeline.name, pipeline.version, "tenant", "")
-    return NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
+    return NewJob(
+        pipeline,
+        job["tenant_id"],
+        params=params,
+        keep_seconds=keep_seconds,
+        limits=applicable_limits(rules.limits, job["tenant_id"], pipeline, params),
+        notify=rules.watched or pipeline.on_failure is not None,
+        run=run,
+    )
 
 
 def _deliveries(job: Any, webhooks: Sequence[Any], reported_jobs: ReportedJobs) -> list[dict[str, Any]]:

@@ -159,6 +159,18 @@ async def test_a_workflow_whose_worker_is_lost_goes_on_within_the_grace(rows: Ro
     await assert_history(rows, workflow.job_id)
 
 
+async def test_a_workflow_whose_lease_passes_while_a_sweep_is_under_way_is_left_to_the_next_sweep(rows: Rows) -> None:
+    """The sweep returns workflows by one statement, and ends other steps by the next: the lease may pass in between."""
+    workflow = await cancelled(rows, step(1), wait(2))
+    await rows.claim_all()
+    await rows.lapse(workflow.lease.task_id)
+    assert await rows.connection.fetch(sweeps.END_CANCELS, [], [workflow.job_id], 5) == []
+    assert await status(rows, workflow) == ("cancel_requested", "running")
+    assert await sweeps.end_cancels(rows.connection, [], 5) == []
+    assert await status(rows, workflow) == ("cancel_requested", "pending")
+    await assert_history(rows, workflow.job_id)
+
+
 async def test_a_workflow_that_loses_its_workers_too_often_ends(rows: Rows) -> None:
     workflow = await cancelled(rows, wait(1))
     (claimed,) = await rows.claim_all()

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold.domain.ids import new_id
-from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import Pipeline, PipelineLimit, Step
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
-from leasehold.transitions import settlements, webhooks, workers
+from leasehold.transitions import concurrency, settlements, webhooks, workers
 from leasehold.transitions.jobs import RunOf
 from leasehold.transitions.settlements import Completion, Failure
 from leasehold.transitions.webhooks import ReportedJobs
@@ -172,6 +172,45 @@ async def test_a_job_that_cannot_be_told_of_delays_no_other_and_a_full_batch_say
         await ended(rows, shop)
     assert [await dispatched(1) for _ in range(3)] == [True, True, False]
     assert len(await sent(rows, "shop.report")) == 3
+
+
+async def test_a_run_that_follows_a_failure_waits_at_its_limits_and_its_own_end_is_told(rows: Rows) -> None:
+    alarm = pipeline("shop.alarm")
+    report, plain = pipeline("shop.report", on_failure=alarm), pipeline("shop.plain")
+    report.limits = (PipelineLimit(at_most=1, per_minute=None, pointer=None),)
+    shop, bank = pipeline("shop.pay", on_failure=report), pipeline("shop.bank", on_failure=plain)
+    for of in (shop, shop, bank):
+        await ended(rows, of)
+    hints, _ = await webhooks.dispatch(rows.connection, deliveries, 60, pipelines=[shop, bank])
+    assert len(hints) == 1, "only the run without a limit is due at once"
+
+    async def followers() -> list[tuple[str, str, bool]]:
+        found = await rows.connection.fetch("SELECT pipeline, status, notify FROM job WHERE pipeline = ANY($1)",
+                                            ["shop.report", "shop.plain"])  # fmt: skip
+        return sorted((row["pipeline"], row["status"], row["notify"]) for row in found)
+
+    assert await followers() == [
+        ("shop.plain", "queued", False), ("shop.report", "pending", True), ("shop.report", "pending", True),
+    ]  # fmt: skip
+    assert len(await concurrency.admit(rows.connection, [("t", "code:shop.report")])) == 1
+    assert [status for name, status, _ in await followers() if name == "shop.report"] == ["pending", "queued"]
+
+    await subscribed(rows)
+    await ended(rows, bank)
+    await webhooks.dispatch(rows.connection, deliveries, 60, pipelines=[bank])
+    assert [notify for name, _, notify in await followers() if name == "shop.plain"] == [False, True]
+
+
+async def test_who_changes_a_job_whose_end_cannot_be_told_learns_it_and_who_deletes_it_leaves_it(rows: Rows) -> None:
+    """A retry resets the error that the message would show."""
+    report = pipeline("shop.report")
+    shop = pipeline("shop.pay", on_failure=report)
+    bad = await ended(rows, shop)
+    await rows.connection.execute("""UPDATE job SET error = '{"message": "old"}' WHERE id = $1""", bad)
+    with pytest.raises(KeyError):
+        await webhooks.dispatch(rows.connection, deliveries, 60, pipelines=[shop], job_id=bad)
+    await webhooks.dispatch(rows.connection, deliveries, 60, pipelines=[shop], job_id=bad, deletes=True)
+    assert await untold(rows) == {bad}
 
 
 async def test_a_new_webhook_watches_unfinished_jobs_but_for_the_platforms_own(rows: Rows, another: Open) -> None:

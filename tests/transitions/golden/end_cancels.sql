@@ -6,16 +6,17 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
-      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR (t.lease_until < clock_timestamp()
+      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable)
+                   OR ((jobs.overdue OR NOT t.journaled OR t.losses >= $3)
+                       AND ((t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
-        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE))
-                   OR t.lease_owner = ANY(ARRAY(
+        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
     SELECT owner.id FROM unnest($1::uuid[]) AS owner(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = owner.id AND EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid))))
+      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid))))))
                ELSE jobs.overdue AND t.finished_at IS NULL END
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
