@@ -2,11 +2,13 @@
 end their sessions.
 
 Nobody can give a scope that they lack. So an admin who sets a role or enables a person must have every scope that the
-person then has.
+person then has. If no group gives the person access now, the change counts only from the person's next sign-in on: then
+the admin must have every scope that this sign-in may give.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -15,7 +17,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.api.auth.security import PEOPLE_WRITE, Require, listed_tenant, tenant_of
+from leasehold.api.auth.security import OPERATE, PEOPLE_WRITE, Require, listed_tenant, tenant_of
 from leasehold.api.fleet.keys import refuse_scopes_not_held
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
@@ -27,11 +29,13 @@ from leasehold.api.process.services import services_of
 from leasehold.db.job_reads import Row
 from leasehold.domain.json_values import Flag
 from leasehold.limits import people
-from leasehold.security.roles import role_and_scopes
+from leasehold.security.roles import NAMES, ROLE_PREFIX, role_and_scopes
 
 router = APIRouter(tags=["people"], prefix="/v1/people", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
 MAX_LISTED = 200
+#: All that a group can give (`Membership` in settings.py): the strongest role, and the only further scope.
+ANY_GROUP = (f"{ROLE_PREFIX}{NAMES[-1]}", OPERATE)
 _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 
 
@@ -108,7 +112,9 @@ async def list_people(
     operation_id="changePerson",
     summary="Set a person's role, disable or enable the person",
     description="A role that an admin sets replaces the role that the provider's groups give; `provider`: the groups "
-    "decide again. A person who is disabled loses all sessions immediately. Nobody changes their own role.",
+    "decide again. A person who is disabled loses all sessions immediately. Nobody changes their own role. The caller "
+    "needs every scope that the person then has. To let the groups decide for a person to whom no group gives access "
+    "now, the caller needs the scopes of an admin, and `fleet:operate`.",
     response_model=Person,
     responses=problems(
         _MISSING
@@ -126,8 +132,15 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
         changed_row = await people.find(connection, person_id, tenant_of(caller))
         if body.role is not None or body.disabled is False:  # a refusal rolls the change back
-            refuse_scopes_not_held(services, caller, changed_row["scopes"])
+            refuse_scopes_not_held(services, caller, _scopes_given_by(changed_row))
     return json_response(_json_of(changed_row))
+
+
+def _scopes_given_by(row: Row) -> Sequence[str]:
+    """The scopes that the person has or, if no group gives access now, that the person's next sign-in may give."""
+    if row["scopes"]:
+        return row["scopes"]  # type: ignore[no-any-return]
+    return ANY_GROUP if row["set_role"] is None else [f"{ROLE_PREFIX}{row['set_role']}"]
 
 
 @router.post(

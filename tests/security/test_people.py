@@ -6,14 +6,20 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx2
 import pytest
 import time_machine
 
 from leasehold.api.auth import security
+from leasehold.api.fleet.people import ANY_GROUP
 from leasehold.db.database import Connection
 from leasehold.domain.kind import Kind, Scopes
+from leasehold.limits import people
 from leasehold.pipelines import SHIPPED
+from leasehold.security.credentials import NewKey
+from leasehold.security.openid import Identity
 from leasehold.security.roles import NAMES, expanded, roles_of
+from leasehold.settings import Membership
 from tests.api.conftest import MakeKey, Running, client_of
 from tests.api.media_api import problem
 from tests.security.test_scopes import NEEDS, OPENS, OPERATIONS, SCOPES
@@ -221,3 +227,41 @@ async def test_people_are_listed_in_pages(api: Running, admin: Any, rows: Connec
                 break
         assert found == logins
         problem(await http.get("/v1/people?cursor=x"), 422, "invalid_cursor")
+
+
+async def test_nobody_prepares_for_a_person_without_a_group_what_they_do_not_have(
+    api: Running, make_key: MakeKey, rows: Connection
+) -> None:
+    """The person has nothing now, and would have it from the next sign-in with any group on."""
+    ann = Identity("https://id.example", "1", "ann", "Ann", frozenset())
+    (row,) = await people.record_sign_in(rows, ann, {"acme": ["role:viewer"]}, 9)
+    await people.record_sign_in(rows, ann, {}, 9)
+    path = f"/v1/people/{row['id']}"
+    weak = await make_key(scopes=("role:viewer", "people:write"))
+    admin = await make_key(scopes=("role:admin",))
+    chief = await make_key(scopes=("role:admin", "fleet:operate"))
+
+    async def change(key: NewKey, **body: Any) -> httpx2.Response:
+        async with client_of(api.url, key.text) as http:
+            return await http.patch(path, json=body)
+
+    for role in ("operator", "admin"):
+        problem(await change(weak, role=role), 403, "scope_not_held")
+    assert await rows.fetchval("SELECT set_role FROM person") is None
+    assert (await change(weak, role="viewer", disabled=True)).status_code == 200
+    for key in (weak, admin):  # the groups may give the role of an admin, and fleet:operate
+        problem(await change(key, role="provider"), 403, "scope_not_held")
+    assert (await change(weak, disabled=False)).status_code == 200  # a viewer, whatever the groups give
+    assert (await change(admin, role="admin", disabled=True)).status_code == 200
+    problem(await change(weak, disabled=False), 403, "scope_not_held")
+    assert (await change(chief, role="provider")).status_code == 200
+    for key in (weak, admin):
+        problem(await change(key, disabled=False), 403, "scope_not_held")
+    assert await rows.fetchval("SELECT disabled_at FROM person") is not None
+    assert (await change(chief, disabled=False)).json()["disabled_at"] is None
+
+
+def test_all_that_a_group_can_give_is_what_a_caller_needs_who_lets_the_groups_decide() -> None:
+    fields = Membership.model_json_schema()["properties"]
+    groups_give = {f"role:{name}" for name in fields["role"]["enum"]} | {fields["scopes"]["items"]["const"]}
+    assert expanded(groups_give, roles_of(SHIPPED)) == expanded(ANY_GROUP, roles_of(SHIPPED))
