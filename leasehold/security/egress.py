@@ -228,13 +228,17 @@ class Egress:
         max_bytes: int = 64 * 1024,
         timeout: float = 15.0,
         redirects: int = 0,
+        reads_body: bool = True,
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
-        many redirects to follow; 0: an answer that redirects is returned like any other.
+        many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if only
+        the status and the headers count; then a body that is too large, or does not end, is no error.
 
         Raises EgressRefused, also after one redirect too many; EgressFailed; AnswerTooLarge.
         """
         async with self._open_answer(method, url, headers or {}, content, timeout, redirects) as answer:
+            if not reads_body:
+                return Answer(answer.status_code, answer.headers, b"")
             body = bytearray()
             async for piece in _pieces(answer, max_bytes):
                 body += piece

@@ -54,6 +54,7 @@ class Receiver:
     statuses: list[int] = field(default_factory=lambda: [200])
     heard: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     retry_after: str = "0"
+    body: bytes = b""
     before_answer: Callable[[], Awaitable[object]] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +73,8 @@ class Receiver:
         self.heard.append((headers, body))
         if self.before_answer is not None:
             await self.before_answer()
-        writer.write(f"HTTP/1.1 {status} X\r\nretry-after: {self.retry_after}\r\ncontent-length: 0\r\n\r\n".encode())
+        size = f"content-length: {len(self.body)}"
+        writer.write(f"HTTP/1.1 {status} X\r\nretry-after: {self.retry_after}\r\n{size}\r\n\r\n".encode() + self.body)
         await writer.drain()
 
     async def hears(self, messages: int) -> None:
@@ -191,8 +193,26 @@ async def test_secrets_rotate_without_a_gap(client: Client, worker: Worker, rece
     assert headers["webhook-signature"].split() == [signed(newest, headers, body), signed(newer, headers, body)]
 
 
-async def test_an_address_that_is_gone_disables_its_webhook(client: Client, worker: Worker, receiver: Receiver) -> None:
-    receiver.statuses = [410]
+async def test_a_message_that_is_accepted_is_delivered_however_large_the_answer_is(
+    client: Client, worker: Worker, receiver: Receiver, rows: Connection
+) -> None:
+    """Many frameworks answer with a page. It was read, and refused as too large, and the message was sent again."""
+    receiver.body = b"<p>Thanks!" * 10_000
+    await subscribe(client, receiver.url)
+    await client.start()
+    ended = "SELECT status, errors FROM task WHERE step = 'deliver' AND finished_at IS NOT NULL"
+    async with asyncio.timeout(60):
+        while not (found := await rows.fetch(ended)):
+            await rows.execute("UPDATE task SET available_at = clock_timestamp() WHERE status = 'retry'")
+            await asyncio.sleep(0.05)
+    assert ([tuple(row) for row in found], len(receiver.heard)) == ([("succeeded", 0)], 1)
+
+
+@pytest.mark.parametrize("body", [b"", b"Gone. " * 20_000], ids=["no body", "a large body"])
+async def test_an_address_that_is_gone_disables_its_webhook(
+    client: Client, worker: Worker, receiver: Receiver, body: bytes
+) -> None:
+    receiver.statuses, receiver.body = [410], body
     hook = await subscribe(client, receiver.url)
     await client.start()
     async with asyncio.timeout(60):
@@ -337,18 +357,20 @@ class Attempt:
 
     rows: Connection
     sealing: Sealing
-    says: Answer | EgressRefused
+    says: Answer | EgressRefused | None
     params: Delivery
     errors: int = 3
     tenant_id: str = "acme"
     job_id: UUID = field(default_factory=uuid4)
     limits: DeliveryLimits = field(default_factory=lambda: DeliveryLimits(per_tenant=2, per_host=1))
-    most_bytes: int = 0
+    reads_body: bool = True
+    egress: Any = None
+    seconds: float = 0.5
 
     @property
     def opened(self) -> DeliveryContext:
-        egress: Any = SimpleNamespace(request=self._request)
-        return DeliveryContext(egress, self.sealing, self.limits, 50.0)
+        egress = self.egress or SimpleNamespace(request=self._request)
+        return DeliveryContext(egress, self.sealing, self.limits, self.seconds)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -357,8 +379,9 @@ class Attempt:
     async def note(self) -> dict[str, Any]:
         return {}
 
-    async def _request(self, *_: Any, max_bytes: int, **__: Any) -> Answer:
-        self.most_bytes = max_bytes
+    async def _request(self, *_: Any, reads_body: bool, **__: Any) -> Answer:
+        self.reads_body = reads_body
+        assert self.says is not None
         if isinstance(self.says, EgressRefused):
             raise self.says
         return self.says
@@ -374,7 +397,7 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     said: Answer | EgressRefused = Answer(299, {}, b"")
     attempt = Attempt(rows, Sealing(runs_settings), said, to)
     assert await attempt.deliver() == {"delivered": True, "status": 299}
-    assert attempt.most_bytes == 64 * 1024, "a receiver's answer cannot fill the worker's memory"
+    assert not attempt.reads_body, "a receiver's answer cannot fill the worker's memory"
     with attempt.limits.try_acquire(tenant="rival", host="hook.example"):
         assert isinstance(await attempt.deliver(), Snooze), "another delivery to this host is on its way"
         attempt.params = Delivery(url="http://HOOK.example.:80/", event={"type": "run.failed"})

@@ -39,7 +39,9 @@ FLOOD = 120
 
 @dataclass
 class Receiver:
-    """A real server. `answers`: it does at once; else it accepts, reads, and sends a byte a tick, without end."""
+    """A real server. `answers`: it does at once; else it accepts, reads, and sends a header, a byte a tick, without
+    end.
+    """
 
     answers: bool = False
     tick: float = 0.05
@@ -57,7 +59,7 @@ class Receiver:
                 writer.write(b"HTTP/1.1 204 X\r\n\r\n")
                 await writer.drain()
                 return
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nx-endless: ")
             while not writer.is_closing():
                 writer.write(b".")
                 await writer.drain()

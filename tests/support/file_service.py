@@ -9,6 +9,9 @@ from http.server import BaseHTTPRequestHandler
 
 from tests.support.http_server import serving_http
 
+#: The body of the answer to a new file: larger than an answer that Egress reads.
+_PAGE = b"Created. " * 10_000
+
 
 @dataclass
 class FileService:
@@ -46,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         if service.full and exists and self.headers["If-None-Match"] == "*":
             return self._answer(412)
         service.files[self.path] = data
-        return self._answer(204 if exists else 201)
+        return self._answer(204) if exists else self._answer(201, _PAGE)
 
     def do_DELETE(self) -> None:
         if not self._is_known():

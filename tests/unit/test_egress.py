@@ -222,6 +222,24 @@ async def test_an_answer_without_end_is_cut_off() -> None:
             await egress.request("GET", f"http://127.0.0.1:{port}/", max_bytes=1000)
 
 
+@pytest.mark.parametrize("sent", [b"x" * 100_000, b"x"], ids=["large", "without end"])
+async def test_who_needs_no_body_has_the_answer_when_its_head_has_arrived(sent: bytes) -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 410 Gone\r\nretry-after: 7\r\ncontent-length: 100000\r\n\r\n" + sent)
+        await reader.read()  # until the caller leaves
+        writer.close()
+        gone.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, Egress(LOOPBACK, keepalive=1) as egress:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        answer = await egress.request("POST", url, reads_body=False, max_bytes=10, timeout=60)
+        assert (answer.status, answer.retry_after(), answer.body) == (410, 7.0, b"")
+        await gone.wait()
+
+
 async def test_a_download_lies_in_its_file_and_is_not_larger_than_allowed(tmp_path: Path) -> None:
     said = b"HTTP/1.1 200 OK\r\ncontent-length: 700000\r\n\r\n" + b"x" * 700_000
     async with answering(lambda _said: said) as (port, _heard), Egress(LOOPBACK) as egress:

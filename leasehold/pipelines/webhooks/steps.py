@@ -21,7 +21,6 @@ from leasehold.security.signing import new_secret, signature
 from leasehold.transitions import callbacks
 from leasehold.transitions import webhooks as transitions
 
-_MAX_ANSWER_BYTES = 64 * 1024
 _STATUS_GONE = 410
 #: The pauses of a delivery whose tenant or host has reached its limit of requests at once. A pause costs no attempt.
 _SNOOZE_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
@@ -116,8 +115,8 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
             destination.url,
             headers=headers,
             content=body,
-            max_bytes=_MAX_ANSWER_BYTES,
             timeout=delivery_context.seconds,
+            reads_body=False,
         )
     except EgressRefused as error:
         if error.code == "host_unknown":  # DNS may work again later

@@ -314,7 +314,7 @@ class _FileService:
         body = b"" if content is None else content()
         try:
             return await self._egress.request(
-                method, self._url(key), headers=headers, content=body, timeout=_MAX_SECONDS
+                method, self._url(key), headers=headers, content=body, timeout=_MAX_SECONDS, reads_body=False
             )
         except (EgressRefused, EgressFailed, StoreError) as error:
             log.warning("a promotion failed", error=type(error).__name__, code=getattr(error, "code", None))
