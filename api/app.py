@@ -47,7 +47,7 @@ from leasehold.api.runs import (
 )
 from leasehold.api.runs import events as run_events
 from leasehold.api.runs import logs as run_logs
-from leasehold.domain.errors import DeclarationError, LeaseholdError
+from leasehold.domain.errors import DeclarationError, RequestError, StoreError
 from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
@@ -140,8 +140,9 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.state.contract = Contract(app)  # the OpenAPI document, built at the first request for it
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    # NOT_STORABLE: the errors by which PostgreSQL refuses a text with a NUL character.
-    for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
+    # NOT_STORABLE: the errors by which PostgreSQL refuses a text with a NUL character. Any other error is a bug or an
+    # outage: it goes on to `Edge`, which logs and answers it.
+    for error in (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)
     app.add_middleware(Edge, database_seconds=settings.database_timeout)  # added last, so outermost
     return app

@@ -32,7 +32,7 @@ from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
 from leasehold.domain.cron import FIRST, LAST
-from leasehold.domain.errors import Conflict, Invalid, LeaseholdError, Unauthenticated
+from leasehold.domain.errors import Conflict, Invalid, RequestError, StoreError, Unauthenticated
 from leasehold.domain.sentences import full_stop
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ _PAGE_OF_FORM = re.compile(
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
 #: A page explains these errors, and an outage of the database. Any other error is a bug, and `Edge` logs it.
-_EXPLAINED = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
+_EXPLAINED = (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
 class Form(Mapping[str, str]):

@@ -6,11 +6,13 @@ import base64
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from leasehold.api.console import session
 from leasehold.api.console.rendering import FLASH
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
+from leasehold.security.sealing import Unsealable
 from tests.api.media_api import problem
 from tests.console.conftest import MakePerson
 from tests.jobs.conftest import Maker
@@ -73,15 +75,20 @@ async def test_a_number_in_a_form_is_read_whole_or_refused(
     assert await rows.fetchval("SELECT at_most FROM gate WHERE declared") == stored
 
 
-async def test_a_bug_is_a_page_with_the_id_of_its_request(person: MakePerson, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LookupError, Unsealable])
+async def test_a_bug_is_a_page_with_the_id_of_its_request(
+    person: MakePerson, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     """A browser got the JSON of the problem. A program still gets it."""
     somebody = await person()
 
     async def fail(*_args: object, **_more: object) -> None:
-        raise LookupError("nobody foresaw this")
+        raise kind("nobody foresaw this")
 
     monkeypatch.setattr("leasehold.api.console.jobs.list_page", fail)
-    answer = await somebody.http.get("/console/jobs")
+    with capture_logs() as lines:
+        answer = await somebody.http.get("/console/jobs")
+    assert [line["error"] for line in lines if line["event"] == "request failed unexpectedly"] == [kind.__name__]
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert f'data-copy="{answer.headers["x-request-id"]}"' in answer.text
     assert "Sign out" in answer.text

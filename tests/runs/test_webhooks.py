@@ -23,6 +23,8 @@ from uuid import UUID, uuid4
 import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
@@ -539,6 +541,23 @@ async def test_without_a_sealing_key_no_secret_is_kept(
     bare = runs_settings.model_copy(update={"sealing_keys": SecretStr("")})
     async with serving(bare) as running, client_of(running.url, key.text) as http:
         problem(await http.post("/v1/webhooks", json={"url": receiver.url}), 503, "sealing_not_configured")
+
+
+async def test_a_secret_that_no_key_opens_any_more_is_an_error_that_the_log_explains(
+    client: Client, receiver: Receiver, running: Running
+) -> None:
+    """An operator has dropped an old key too early. The answer names the log, which had nothing."""
+    headers = {"Idempotency-Key": "k"}
+    made = await client.http.post("/v1/webhooks", json={"url": receiver.url}, headers=headers)
+    assert made.status_code == 201
+    other_key = SecretStr(Fernet.generate_key().decode())
+    running.services.settings = running.services.settings.model_copy(update={"sealing_keys": other_key})
+    with capture_logs([merge_contextvars]) as lines:
+        again = await client.http.post("/v1/webhooks", json={"url": receiver.url}, headers=headers)
+    request_id = problem(again, 500, "internal_error")["request_id"]
+    (line,) = [line for line in lines if line["event"] == "request failed unexpectedly"]
+    assert (line["error"], line["request_id"]) == ("Unsealable", request_id)
+    assert isinstance(line["exc_info"], Unsealable)
 
 
 async def test_secrets_lie_sealed_in_the_database(client: Client, receiver: Receiver, rows: Connection) -> None:
