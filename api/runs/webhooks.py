@@ -23,6 +23,7 @@ from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, k
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.process import deadline
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -139,12 +140,18 @@ async def create_webhook(
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
+    reported_jobs = services.job_kinds.reported_jobs
     async with services.pool.acquire() as connection:
+        # A job that is submitted after the commit reports its end to the webhook. `watch` makes older unfinished jobs
+        # report their ends, too. They may be very many, or locked. So the first call takes them before the commit: if
+        # the time of the request ends meanwhile, there is no webhook yet, whose secret nobody would know.
+        if not is_repeat:
+            await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         # `OneConnection`: `once` uses this connection, as `_with_secret` does.
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        # A job that is submitted from now on reports its end to the webhook. `watch` makes older unfinished jobs report
-        # their ends, too.
-        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
+        deadline.current().lift()  # the client must get the secret of what is committed
+        # The second call takes the few jobs that were submitted since the first.
+        await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
 

@@ -102,7 +102,8 @@ _BATCH = 500
 
 async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
     """Make the tenant's webhook report the ends of older jobs, too. Call this after the commit of the webhook, and
-    outside a transaction: so only a few rows are locked at a time.
+    outside a transaction: so only a few rows are locked at a time. An earlier call, before the commit, leaves only a
+    few jobs to the call after it.
 
     A submission reads first whether the tenant has a webhook, and then writes its job. If it reads before the webhook's
     commit and commits after this call, then nobody reports the end of its job. A lock could prevent this, but each

@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from leasehold.api.process import deadline
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
 from leasehold.api.runs import webhooks as endpoints
@@ -532,6 +533,58 @@ async def test_a_tenant_with_silent_name_servers_keeps_nobody_else_from_a_webhoo
         answer.set()
     assert {made.status_code for made in await asyncio.gather(*silent)} <= {201, 503}
     await subscribe(client, "https://silent.example/")
+
+
+async def test_a_webhook_whose_answer_would_be_too_late_for_its_secret_is_not_made(
+    runs_settings: Settings, receiver: Receiver, rows: Connection, settings: Settings
+) -> None:
+    """Older jobs are locked, or very many. The webhook stood there without a secret that anybody knew."""
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    async with serving(runs_settings) as running, client_of(running.url, key.text) as http:
+        run = await Client(http).start()
+    another = await connect(settings, "test")
+    hurried = runs_settings.model_copy(update={"database_timeout": 1.0})
+    async with serving(hurried) as running, client_of(running.url, key.text) as http, another.transaction():
+        await another.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", UUID(run))
+        problem(await http.post("/v1/webhooks", json={"url": receiver.url}), 503, "database_unavailable")
+        assert await rows.fetchval("SELECT count(*) FROM webhook") == 0
+    await another.close()
+    async with serving(runs_settings) as running, client_of(running.url, key.text) as http:
+        hook = await subscribe(Client(http), receiver.url)
+        await http.post(f"/v1/runs/{run}/cancel")
+    assert await deliveries(rows) == [(run, hook["id"])]
+
+
+async def test_a_new_webhook_hears_also_of_a_run_that_was_submitted_while_it_was_made(
+    client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, rows: Connection
+) -> None:
+    """The submission saw no webhook. So it asks nobody to report its end."""
+    runs: list[str] = []
+    check_room = endpoints.check_room
+
+    async def submit_meanwhile(*arguments: Any) -> None:
+        runs.append(await client.start())
+        await check_room(*arguments)
+
+    monkeypatch.setattr(endpoints, "check_room", submit_meanwhile)
+    hook = await subscribe(client, receiver.url)
+    assert (await client.post(f"/v1/runs/{runs[0]}/cancel")).is_success
+    assert await deliveries(rows) == [(runs[0], hook["id"])]
+
+
+async def test_what_is_left_to_do_after_a_webhook_is_made_takes_the_secret_from_nobody(
+    client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the request counts only until the webhook is written."""
+    watch, left = endpoints.webhooks.watch, list[bool]()
+
+    async def look(*arguments: Any) -> None:
+        left.append(deadline.current()._seconds_left is None)
+        await watch(*arguments)
+
+    monkeypatch.setattr(endpoints.webhooks, "watch", look)
+    await subscribe(client, receiver.url)
+    assert left == [False, True]
 
 
 async def test_without_a_sealing_key_no_secret_is_kept(
