@@ -15,11 +15,11 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
+from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from time import time
@@ -203,12 +203,12 @@ class Egress:
         if addresses or not self._allowed:
             self._check_addresses(addresses, port)
 
-    async def check(self, url: str) -> Target:
-        """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
+    async def check(self, url: str, lookups: list[Future[Any]] | None = None) -> Target:
+        """Resolve `url` and check its addresses and its port. `lookups`: see `request`. Raises EgressRefused."""
         check_nothing_held("an address")  # no database connection may wait for a slow server or a slow name server
         parsed, port = _parse_url(url)
         host = _host_of(parsed)
-        addresses = await _resolve(host, port)
+        addresses = await _resolve(host, port, lookups)
         self._check_addresses(addresses, port)
         return Target(parsed, host, str(addresses[0]))
 
@@ -229,14 +229,16 @@ class Egress:
         timeout: float = 15.0,
         redirects: int = 0,
         reads_body: bool = True,
+        lookups: list[Future[Any]] | None = None,
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
         many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if only
-        the status and the headers count; then a body that is too large, or does not end, is no error.
+        the status and the headers count; then a body that is too large, or does not end, is no error. `lookups`: gets
+        each name resolution, whose thread may outlast the request.
 
         Raises EgressRefused, also after one redirect too many; EgressFailed; AnswerTooLarge.
         """
-        async with self._open_answer(method, url, headers or {}, content, timeout, redirects) as answer:
+        async with self._open_answer(method, url, headers or {}, content, timeout, redirects, lookups) as answer:
             if not reads_body:
                 return Answer(answer.status_code, answer.headers, b"")
             body = bytearray()
@@ -281,6 +283,7 @@ class Egress:
         content: bytes | AsyncIterable[bytes],
         timeout: float,
         redirects: int,
+        lookups: list[Future[Any]] | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """Send the request and follow at most `redirects` redirects. The caller reads the body of the answer inside the
         block. Requests and block together must end within `timeout` seconds.
@@ -292,7 +295,7 @@ class Egress:
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
-                    target = await self.check(request.url)
+                    target = await self.check(request.url, lookups)
                     was_begun = True
                     answer = await self._send(target, request)
                     has_arrived = True
@@ -415,10 +418,12 @@ async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[byte
         yield piece
 
 
-async def _resolve(host: str, port: int) -> list[Address]:
-    resolving = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+async def _resolve(host: str, port: int, lookups: list[Future[Any]] | None) -> list[Address]:
+    lookup = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    if lookups is not None:
+        lookups.append(lookup)
     try:
-        entries = await asyncio.get_running_loop().run_in_executor(_resolvers, resolving)
+        entries = await asyncio.wrap_future(lookup)
     except (OSError, UnicodeError):
         raise EgressRefused("host_unknown", "The host has no address.") from None
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

@@ -39,7 +39,7 @@ from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
 from leasehold.pipelines.webhooks.steps import deliver
 from leasehold.security.credentials import create_key
-from leasehold.security.egress import Answer, EgressRefused
+from leasehold.security.egress import Answer, Egress, EgressRefused
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.transitions.webhooks import disable, dispatch
@@ -429,6 +429,46 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     attempt.params = Delivery(webhook_id=uuid4(), event={})
     gone = {"delivered": False, "because": "the webhook is deleted or disabled"}
     assert await attempt.deliver() == gone
+
+
+async def test_a_tenant_with_silent_name_servers_takes_no_more_threads_than_deliveries(
+    rows: Connection, runs_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivery ends in time, and its thread does not. All tenants share the threads that resolve names."""
+    asked, answer = list[str](), threading.Event()
+
+    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        answer.wait(120)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    hosts = [f"{number}.silent.example" for number in range(3)]
+    to = [Delivery(url=f"https://{host}/", event={"type": "run.failed"}) for host in hosts]
+    async with Egress() as egress:
+        attempt = Attempt(rows, Sealing(runs_settings), None, to[0], egress=egress)
+        try:
+            for attempt.params, host in zip(to[:2], hosts[:2], strict=True):
+                while host not in asked:  # a machine may be too busy to begin the thread in time
+                    with pytest.raises(Retryable) as late:
+                        await attempt.deliver()
+                    assert late.value.code == "webhook_unreachable"
+            attempt.params = to[2]
+            assert isinstance(await attempt.deliver(), Snooze), "both threads of the tenant are still waiting"
+            attempt.params, attempt.tenant_id = to[0], "rival"
+            assert isinstance(await attempt.deliver(), Snooze), "and the one of the host"
+            assert asked == hosts[:2]
+        finally:
+            answer.set()
+        attempt.params, attempt.tenant_id, attempt.seconds = to[2], "acme", 50.0
+
+        async def deliver_when_the_threads_have_ended() -> None:
+            while isinstance(await attempt.deliver(), Snooze):
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(Permanent, match="not public"):
+            await asyncio.wait_for(deliver_when_the_threads_have_ended(), 60)
+    assert asked == hosts
 
 
 async def test_a_tenants_webhook_hears_of_its_own_runs_and_of_the_ends_that_it_asked_for(

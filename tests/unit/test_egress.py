@@ -426,7 +426,7 @@ async def test_after_the_time_limit_only_a_request_with_an_address_may_have_been
     async def forever(*_arguments: object) -> Any:
         await asyncio.Event().wait()
 
-    async def resolve(_host: str, _port: int) -> list[Any]:
+    async def resolve(*_arguments: object) -> list[Any]:
         return [ipaddress.ip_address("1.1.1.1")]
 
     monkeypatch.setattr("leasehold.security.egress._resolve", forever if silent == "name server" else resolve)

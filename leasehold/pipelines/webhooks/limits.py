@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+#: "tenant" or "host", and the name.
+_Key: TypeAlias = tuple[str, str]
 
 
 class DeliveryLimits:
     """The deliveries in progress. A host that does not answer holds at most `per_host` slots, and a tenant at most
-    `per_tenant`.
+    `per_tenant`. A delivery also counts while a thread still resolves the name of its host: the delivery may end before
+    the thread, and all tenants share the threads.
     """
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:
         self._at_most = {"tenant": per_tenant, "host": per_host}
-        self._in_progress: Counter[tuple[str, str]] = Counter()  # by ("tenant" or "host", name)
+        self._in_progress: Counter[_Key] = Counter()
+        #: Deliveries that have ended, each with its lookups, some of which may not have ended yet.
+        self._resolving: list[tuple[Sequence[_Key], Sequence[Future[Any]]]] = []
 
     @contextmanager
-    def try_acquire(self, *, tenant: str, host: str) -> Iterator[bool]:
-        """Count one delivery while the block runs. Yields False, and counts nothing, if the tenant or the host has
-        reached its limit.
+    def try_acquire(self, *, tenant: str, host: str, lookups: Sequence[Future[Any]] = ()) -> Iterator[bool]:
+        """Count one delivery while the block runs, and until all `lookups` have ended, to which the block may add.
+        Yields False, and counts nothing, if the tenant or the host has reached its limit.
         """
+        self._release_resolved()
         keys = (("tenant", tenant), ("host", host))
         if any(self._in_progress[key] >= self._at_most[key[0]] for key in keys):
             yield False
@@ -29,7 +38,18 @@ class DeliveryLimits:
         try:
             yield True
         finally:
+            self._resolving.append((keys, lookups))
+            self._release_resolved()
+
+    def _release_resolved(self) -> None:
+        """Give back the slots of the ended deliveries whose lookups have all ended."""
+        still_resolving = []
+        for keys, lookups in self._resolving:
+            if not all(lookup.done() for lookup in lookups):
+                still_resolving.append((keys, lookups))
+                continue
             for key in keys:
                 self._in_progress[key] -= 1
                 if not self._in_progress[key]:
                     del self._in_progress[key]
+        self._resolving = still_resolving

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from time import time
@@ -39,10 +40,11 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
     host = (shown_host(destination.url) or "").removesuffix(".")  # with a dot at the end it is the same host
-    with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host) as acquired:
+    lookups: list[Future[Any]] = []
+    with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host, lookups=lookups) as acquired:
         if not acquired:
             return await _snooze(attempt)
-        answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event))
+        answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event), lookups)
     if answer.status == _STATUS_GONE:
         raise await _error_after_gone(attempt, delivery, destination)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
@@ -98,7 +100,13 @@ async def _snooze(attempt: Attempt) -> Snooze:
     return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})
 
 
-async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination: _Destination, body: bytes) -> Answer:
+async def _send(
+    delivery_context: DeliveryContext,
+    attempt: Attempt,
+    destination: _Destination,
+    body: bytes,
+    lookups: list[Future[Any]],
+) -> Answer:
     # `message`: the id of the first delivery, if this one repeats it; None: this is the first.
     message_id, timestamp = f"msg_{attempt.params.message or attempt.job_id}", int(time())
     secrets = [delivery_context.sealing.open(secret) for secret in destination.sealed_secrets]
@@ -117,6 +125,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
             content=body,
             timeout=delivery_context.seconds,
             reads_body=False,
+            lookups=lookups,
         )
     except EgressRefused as error:
         if error.code == "host_unknown":  # DNS may work again later
