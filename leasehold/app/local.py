@@ -19,6 +19,7 @@ class LocalAttempt:
 
     number = 1
     errors = 0
+    is_part = False
     opened = None
 
     def __init__(self, tenant: str) -> None:

@@ -31,6 +31,8 @@ from leasehold.domain.sentences import counted
 from leasehold.runtime.foreign_errors import text_of
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from leasehold.app.task import Task
 
 #: Celery's priorities are 0 to 9. Here priorities from _HIGH_FROM on are `high`, priorities below _LOW_BELOW are `low`,
@@ -42,7 +44,8 @@ _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
-    calls the function directly, and the request has no id.
+    calls the function directly, and the request has no id. `id`: the id of the run, which AsyncResult takes. Each call
+    of a chain, group or chord has an id of its own, because all calls are steps of one run. A retry keeps the id.
     """
 
     _IN_CELERY, _LACKS = "Context", OF_REQUEST
@@ -50,7 +53,7 @@ class Request(Lacking):
     def __init__(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
     ) -> None:
-        self.id = None if attempt is None else str(attempt.run_id)
+        self.id = None if attempt is None else _id_of(attempt)
         # An attempt whose worker was lost is no retry, because it must not use up `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
@@ -293,6 +296,11 @@ class _BoundSelf:
             countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
         reason = text_of(exc) if exc is not None else "retry"
         raise Retry(reason, self._task.options.delay if countdown is None else max(countdown, 0)) from exc
+
+
+def _id_of(attempt: Current) -> str:
+    task_id: UUID = attempt.attempt.task_id
+    return str(task_id if attempt.attempt.is_part else attempt.run_id)
 
 
 def code_of(error: Exception) -> str:

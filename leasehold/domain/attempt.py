@@ -30,6 +30,12 @@ class AttemptIdentity(Protocol):
     def step(self) -> str: ...
 
     @property
+    def is_part(self) -> bool:
+        """Whether the job belongs to another pipeline: a workflow (`ctx.run`) or a template has this step done. Then
+        other steps may have the same code and the same `job_id`, and only `task_id` tells them apart.
+        """
+
+    @property
     def number(self) -> int:
         """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count: the next attempt
         has the same number.

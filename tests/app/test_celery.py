@@ -68,6 +68,14 @@ def flaky(self, until):
     return self.request.retries
 
 
+@app.task(bind=True, max_retries=1)
+def identified(self):
+    seen.append((self.request.id, self.request.retries))
+    if self.request.retries == 0:
+        self.retry(countdown=0)
+    return self.request.id
+
+
 @app.task(time_limit=0.2, max_retries=3, default_retry_delay=0)
 def slow():
     seen.append(("slow", 0))
@@ -431,6 +439,22 @@ async def test_chains_groups_and_chords_are_workflows(serve: Serve) -> None:
             chain(add.s(1, "x"), add.s(1))().get()
 
     await session(serve, program)
+
+
+async def test_each_call_has_an_id_of_its_own_and_keeps_it_at_a_retry(serve: Serve) -> None:
+    """Programs use it as a key, such as that of a payment. The calls of a group had the id of the group's run."""
+
+    def program() -> None:
+        ids = group(identified.si() for _ in range(4))().get()
+        alone = identified.delay()
+        assert alone.get() == alone.id  # the id of a run, which AsyncResult finds
+        ids += [alone.id, *[chain(identified.si(), identified.si())().get() for _ in range(2)]]
+        assert len({*ids}) == 7
+        assert {*ids} < {own for own, _ in seen}
+
+    await session(serve, program)
+    assert len({*seen}) == len(seen) == 2 * (4 + 1 + 4)
+    assert {own for own, retries in seen if retries == 0} == {own for own, retries in seen if retries == 1}
 
 
 def test_a_client_may_leave_out_the_positional_or_the_named_arguments() -> None:

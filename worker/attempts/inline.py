@@ -135,6 +135,10 @@ class InlineAttempt:
         return self._step.name
 
     @property
+    def is_part(self) -> bool:
+        return self._claimed.pipeline != self._pipeline.name
+
+    @property
     def number(self) -> int:
         return self._claimed.lease.attempt
 
