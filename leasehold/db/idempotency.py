@@ -33,8 +33,8 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until another request takes the key over: from `locked_until` on it may. This
-    instant also distinguishes the reservation from a later one of the same key.
+    """The right to store the answer, until another request takes the key over: from `locked_until` on it may, or
+    earlier (see RESERVE). This instant also distinguishes the reservation from a later one of the same key.
     """
 
     tenant_id: str
@@ -58,9 +58,9 @@ class StoredAnswer:
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. If the key is
-# taken, the statement returns no row. A first request counts as dead when IN_FLIGHT has passed since it reserved the
-# key, at `locked_until` - IN_FLIGHT. If nobody holds the key's lock, it counts as dead when _LOCK_GRACE has passed. $1
-# tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
+# taken, the statement returns no row. A first request counts as dead at `locked_until` or, if nobody holds the key's
+# lock, $6 earlier. So its own `locked_until` says how long a reservation counts, whatever request asks next.
+# $1 tenant, $2 key, $3 request hash, $4 the time until `locked_until`, $5 KEEP, $6 IN_FLIGHT - _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
 INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
@@ -71,7 +71,7 @@ SET request_hash = excluded.request_hash, status_code = NULL, body = NULL,
 WHERE idempotency.expires_at <= clock_timestamp()
    OR (idempotency.status_code IS NULL AND (
         idempotency.locked_until <= clock_timestamp()
-        OR (idempotency.locked_until <= clock_timestamp() + $4::interval - $6::interval
+        OR (idempotency.locked_until <= clock_timestamp() + $6::interval
             AND pg_try_advisory_xact_lock({_LOCK}))))
 RETURNING locked_until
 """
@@ -134,8 +134,9 @@ async def reserve(
 
     `key`: any text. The key of an HTTP request must have passed `check_key`.
     """
-    grace = _LOCK_GRACE if is_held else IN_FLIGHT
-    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, grace)
+    earlier = IN_FLIGHT - _LOCK_GRACE
+    locked_for = IN_FLIGHT if is_held else IN_FLIGHT + earlier
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, locked_for, KEEP, earlier)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)

@@ -131,6 +131,20 @@ async def test_a_reservation_counts_only_while_its_transaction_lasts(rows: Rows,
         await idempotency.store(first, own, 202, b"late")
 
 
+async def test_a_reservation_over_several_transactions_counts_for_its_minute_whichever_request_asks(rows: Rows) -> None:
+    """Nobody holds its lock. A request of another kind with its key took it over after a second."""
+    for is_held in (True, False):
+        own = await idempotency.reserve(rows.connection, "t", "key", HASH, is_held=False)
+        assert isinstance(own, Reservation)
+        await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '30 seconds'")
+        with pytest.raises(Conflict):
+            await idempotency.reserve(rows.connection, "t", "key", HASH, is_held=is_held)
+        await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '30 seconds'")
+        again = await idempotency.reserve(rows.connection, "t", "key", HASH, is_held=is_held)
+        assert isinstance(again, Reservation)
+        await idempotency.release(rows.connection, again)
+
+
 async def test_a_held_key_of_one_tenant_holds_no_neighbours(rows: Rows, another: Open) -> None:
     first, second = (await another()).connection, (await another()).connection
     own = await reserved(rows)
