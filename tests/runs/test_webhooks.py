@@ -34,6 +34,7 @@ from leasehold.db.clock import database_time
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Snooze
+from leasehold.limits.bounds import check_room
 from leasehold.pipelines.webhooks.context import DeliveryContext
 from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
@@ -42,7 +43,7 @@ from leasehold.security.credentials import create_key
 from leasehold.security.egress import Answer, Egress, EgressRefused
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
-from leasehold.transitions.webhooks import disable, dispatch
+from leasehold.transitions.webhooks import disable, dispatch, watch
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving, value_of
 from tests.api.media_api import problem
@@ -372,7 +373,7 @@ class Attempt:
 
     @property
     def opened(self) -> DeliveryContext:
-        egress = self.egress or SimpleNamespace(request=self._request)
+        egress: Any = self.egress or SimpleNamespace(request=self._request)
         return DeliveryContext(egress, self.sealing, self.limits, self.seconds)
 
     @asynccontextmanager
@@ -600,7 +601,6 @@ async def test_a_new_webhook_hears_also_of_a_run_that_was_submitted_while_it_was
 ) -> None:
     """The submission saw no webhook. So it asks nobody to report its end."""
     runs: list[str] = []
-    check_room = endpoints.check_room
 
     async def submit_meanwhile(*arguments: Any) -> None:
         runs.append(await client.start())
@@ -616,13 +616,13 @@ async def test_what_is_left_to_do_after_a_webhook_is_made_takes_the_secret_from_
     client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the request counts only until the webhook is written."""
-    watch, left = endpoints.webhooks.watch, list[bool]()
+    left = list[bool]()
 
     async def look(*arguments: Any) -> None:
         left.append(deadline.current()._seconds_left is None)
         await watch(*arguments)
 
-    monkeypatch.setattr(endpoints.webhooks, "watch", look)
+    monkeypatch.setattr("leasehold.transitions.webhooks.watch", look)
     await subscribe(client, receiver.url)
     assert left == [False, True]
 
