@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import Generic, TypeVar
 
 import asyncpg
@@ -21,8 +23,13 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: An item that is set aside is tried again after this many times the duration of its statement.
-_ASIDE_FACTOR = 2.0
+#: The least seconds that a statement may take for an item that is tried alone. Mostly it takes some milliseconds.
+_ALONE_SECONDS = 1.0
+#: Such a statement may take this many times as long as the last one that PostgreSQL answered, or as the item's last try
+#: alone. So an item gets its answer in the end, however slow the database is.
+_LIMIT_FACTOR = 2.0
+#: After a try alone that took too long, the items that are set aside pause for this many times its duration.
+_PAUSE_FACTOR = 2.0
 
 
 class _NoConnection(ConnectionError):
@@ -37,6 +44,17 @@ class _TimedOut(Exception):
         self.seconds = seconds
 
 
+@dataclass(slots=True, eq=False)
+class _Request(Generic[_Item, _Answer]):
+    """An item, and the answer that its caller awaits. `alone_seconds`: how long the last try of the item alone took;
+    None: no such try took too long.
+    """
+
+    item: _Item
+    answer: asyncio.Future[_Answer]
+    alone_seconds: float | None = None
+
+
 class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
@@ -46,9 +64,11 @@ class Batcher(Generic[_Item, _Answer]):
     `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between two
     tries. `patience`: seconds without an answer after which callers get the error.
 
-    `sets_aside`: if a statement takes too long, try each of its items alone. If an item alone takes too long, set it
-    aside and try it again later. So a row that somebody has locked for minutes delays no other item. Items that are set
-    aside lose their place in the order. With `sets_aside`, `patience` does not bound a statement that takes too long.
+    `sets_aside`: if a statement takes too long, try each of its items alone, for a short time. If an item alone takes
+    too long, set it aside and try it again later. Between two tries that take too long, newer items get a statement. So
+    a row that somebody has locked for minutes delays no other item for long, nor do many such rows. Items that are
+    tried alone lose their place in the order. With `sets_aside`, `patience` does not bound a statement that takes too
+    long.
     """
 
     def __init__(
@@ -69,12 +89,15 @@ class Batcher(Generic[_Item, _Answer]):
         self._patience = patience
         self._pause = pause
         self._sets_aside = sets_aside
-        #: The answer of each item that is set aside -> the timer that ends the item's pause.
-        self._aside: dict[asyncio.Future[_Answer], asyncio.TimerHandle] = {}
-        #: The answers of those items in `_waiting` that were set aside before. Each of these items is tried alone.
-        self._alone: set[asyncio.Future[_Answer]] = set()
-        self._waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = deque()
-        self._has_items = asyncio.Event()
+        self._waiting: deque[_Request[_Item, _Answer]] = deque()
+        #: Each of these items is tried alone: a statement for a batch with this item took too long, or was refused.
+        self._alone: deque[_Request[_Item, _Answer]] = deque()
+        #: The items that are set aside. `_timer` moves the first of them to `_alone`.
+        self._aside: deque[_Request[_Item, _Answer]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._newer_first = False  # the next statement is for items of `_waiting`, if there are any
+        self._answer_seconds = 0.0  # the duration of the last statement that PostgreSQL answered
+        self._has_items = asyncio.Event()  # in `_waiting` or in `_alone`
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -87,13 +110,12 @@ class Batcher(Generic[_Item, _Answer]):
         self._is_closed = True
         if self._task is not None:
             await cancel_and_wait(self._task)
-        for _, answer in self._waiting:
-            answer.cancel()
-        for answer, timer in self._aside.items():
-            timer.cancel()
-            answer.cancel()
-        self._waiting.clear()
-        self._aside.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for items in (self._waiting, self._alone, self._aside):
+            for request in items:
+                request.answer.cancel()
+            items.clear()
         self._drop_connection()
 
     async def ask(self, item: _Item) -> _Answer:
@@ -104,68 +126,84 @@ class Batcher(Generic[_Item, _Answer]):
         if self._is_closed:  # no round trip follows: the caller would wait for ever
             raise asyncio.CancelledError
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, answer))
+        self._waiting.append(_Request(item, answer))
         self._has_items.set()
         return await answer
 
     async def _run(self) -> None:
         while True:
             await self._has_items.wait()
-            batch, repeated = self._next_batch()
-            if not self._waiting:
+            batch, is_alone = self._next_batch()
+            if not self._waiting and not self._alone:
                 self._has_items.clear()
             try:
-                await self._run_batch(batch, repeated=repeated)
+                await self._run_batch(batch, is_alone=is_alone)
             except BaseException as error:  # `close` cancels this task
                 _fail(batch, error)
                 raise
 
-    def _next_batch(self) -> tuple[list[tuple[_Item, asyncio.Future[_Answer]]], bool]:
-        """The items of the next statement, and whether an earlier try may have committed something. An item that was
-        set aside before gets a statement of its own.
+    def _next_batch(self) -> tuple[list[_Request[_Item, _Answer]], bool]:
+        """The items of the next statement, and whether this is one item that is tried alone.
+
+        Items that are tried alone come before newer ones, because they have waited longer. Exception: after a try that
+        took too long, a batch of newer items comes first.
         """
-        batch: list[tuple[_Item, asyncio.Future[_Answer]]] = []
-        while self._waiting and len(batch) < self._at_most:
-            _, answer = self._waiting[0]
-            if answer in self._alone:
-                if not batch:
-                    self._alone.remove(answer)
-                    return [self._waiting.popleft()], True
-                break
-            batch.append(self._waiting.popleft())
-        return batch, False
+        if self._alone and not (self._newer_first and self._waiting):
+            return [self._alone.popleft()], True
+        self._newer_first = False
+        return [self._waiting.popleft() for _ in range(min(self._at_most, len(self._waiting)))], False
 
-    async def _run_batch(self, batch: list[tuple[_Item, asyncio.Future[_Answer]]], *, repeated: bool = False) -> None:
+    async def _run_batch(self, batch: list[_Request[_Item, _Answer]], *, is_alone: bool) -> None:
+        limit = self._limit_of(batch[0]) if is_alone and self._sets_aside else None
         try:
-            _resolve(batch, await self._answer([item for item, _ in batch], repeated))
+            # `repeated`: the statement for the whole batch may have committed a part of it.
+            answers = await self._answer([request.item for request in batch], repeated=is_alone, limit=limit)
         except _TimedOut as error:
-            if len(batch) == 1:
-                self._set_aside(batch[0], _ASIDE_FACTOR * error.seconds)
+            if is_alone:
+                self._set_aside(batch[0], error.seconds)
                 return
-            for entry in batch:
-                await self._run_batch([entry], repeated=True)
+            self._alone.extend(batch)
         except Exception as error:  # noqa: BLE001 - each caller gets the error
-            if len(batch) == 1 or may_try_again(error):
+            if len(batch) > 1 and not may_try_again(error):
+                # An item that PostgreSQL refuses must not fail the others.
+                self._alone.extend(batch)
+            else:
                 _fail(batch, error)
-                return
-            # Run each item alone, because an item that PostgreSQL refuses must not fail the others. `repeated`: a part
-            # of the batch may have committed before the refusal.
-            for entry in batch:
-                await self._run_batch([entry], repeated=True)
+        else:
+            _resolve(batch, answers)
+        if self._alone:
+            self._has_items.set()
+        if batch[0].alone_seconds is not None:  # the lock for which it waited has gone, perhaps that of others with it
+            self._resume_after(0.0)
 
-    def _set_aside(self, entry: tuple[_Item, asyncio.Future[_Answer]], seconds: float) -> None:
-        _, answer = entry
+    def _limit_of(self, request: _Request[_Item, _Answer]) -> float:
+        """The most seconds for a try of this item alone. The connection has a limit of its own for each statement."""
+        return max(_ALONE_SECONDS, _LIMIT_FACTOR * max(self._answer_seconds, request.alone_seconds or 0.0))
+
+    def _set_aside(self, request: _Request[_Item, _Answer], seconds: float) -> None:
+        """Set an item aside whose try alone took too long, after `seconds`."""
+        request.alone_seconds = seconds
+        self._aside.append(request)
+        self._newer_first = True
+        self._resume_after(max(_PAUSE_FACTOR * seconds, self._pause))
+
+    def _resume_after(self, seconds: float) -> None:
+        """Try the first of the items that are set aside again, after `seconds`. Its end decides when the next follows.
+        So however many they are, their tries take a part of the time only.
+        """
 
         def try_again() -> None:
-            del self._aside[answer]
-            self._alone.add(answer)
-            self._waiting.append(entry)
+            self._timer = None
+            self._alone.append(self._aside.popleft())
             self._has_items.set()
 
-        self._aside[answer] = asyncio.get_running_loop().call_later(max(seconds, self._pause), try_again)
+        if self._aside and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, try_again)
 
-    async def _answer(self, items: Sequence[_Item], repeated: bool) -> Sequence[_Answer]:  # noqa: FBT001 - passed on to the statement
-        """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""
+    async def _answer(self, items: Sequence[_Item], *, repeated: bool, limit: float | None) -> Sequence[_Answer]:
+        """Run the statement, each try for at most `limit` seconds. While PostgreSQL does not answer, reconnect and try
+        again, for `patience` seconds.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         while True:
@@ -174,8 +212,9 @@ class Batcher(Generic[_Item, _Answer]):
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
                     self._connection = await self._new_connection()
                 check_takes_writes(self._connection)
-                began = loop.time()
-                answers = await self._statement(self._connection, items, repeated)
+                began = monotonic()
+                async with asyncio.timeout(limit):
+                    answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):  # a value that asyncpg cannot encode
                     raise
@@ -186,12 +225,13 @@ class Batcher(Generic[_Item, _Answer]):
                     await end_timed_out(self._connection)
                 self._drop_connection()
                 if self._sets_aside and has_timed_out and began is not None:
-                    raise _TimedOut(loop.time() - began) from error
+                    raise _TimedOut(monotonic() - began) from error
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise
                 await asyncio.sleep(self._pause)
             else:
+                self._answer_seconds = monotonic() - began
                 DATABASE.record_answer()
                 return answers
 
@@ -212,18 +252,18 @@ class Batcher(Generic[_Item, _Answer]):
             connection.terminate()
 
 
-def _resolve(batch: Sequence[tuple[_Item, asyncio.Future[_Answer]]], answers: Sequence[_Answer]) -> None:
-    for (_, future), answer in zip(batch, answers, strict=True):
-        if not future.done():
-            future.set_result(answer)
+def _resolve(batch: Sequence[_Request[_Item, _Answer]], answers: Sequence[_Answer]) -> None:
+    for request, answer in zip(batch, answers, strict=True):
+        if not request.answer.done():
+            request.answer.set_result(answer)
 
 
-def _fail(batch: Sequence[tuple[_Item, asyncio.Future[_Answer]]], error: BaseException) -> None:
+def _fail(batch: Sequence[_Request[_Item, _Answer]], error: BaseException) -> None:
     """Give each caller the error. If the batcher's own task is cancelled, cancel the futures of the callers instead."""
-    for _, future in batch:
-        if future.done():
+    for request in batch:
+        if request.answer.done():
             continue
         if isinstance(error, Exception):
-            future.set_exception(error)
+            request.answer.set_exception(error)
         else:
-            future.cancel()
+            request.answer.cancel()

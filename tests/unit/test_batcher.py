@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from leasehold.db import batcher as batcher_module
 from leasehold.db.batcher import Batcher
 from leasehold.domain.errors import BadSetting
 from leasehold.runtime.transient import may_try_again
@@ -142,6 +143,151 @@ async def test_an_item_that_takes_too_long_is_tried_again_alone_and_the_others_d
     assert all(items == [13] for items, _ in tried[1:] if 13 in items)
 
 
+async def test_many_items_that_take_too_long_do_not_delay_a_newer_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has locked the rows of a whole tenant. A try of one of them ends early, although nothing answers it."""
+    monkeypatch.setattr(batcher_module, "_ALONE_SECONDS", 0.001)
+    tried: list[list[int]] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        tried.append(list(items))
+        if len(items) > 1:
+            raise TimeoutError
+        if items[0] <= 5:
+            await asyncio.Event().wait()
+        return list(items)
+
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        locked = [asyncio.create_task(opened.ask(n)) for n in range(1, 6)]
+        while not tried:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            assert await opened.ask(6) == 6
+            assert tried[:3] == [[1, 2, 3, 4, 5], [1], [6]]
+            while len(opened._aside) < 5:
+                assert await opened.ask(7) == 7
+        assert not any(asked.done() for asked in locked)
+
+
+async def test_an_item_that_was_beside_one_that_takes_too_long_waits_for_one_newer_batch_at_most() -> None:
+    """Newer batches may take too long, too."""
+    tried: list[list[int]] = []
+    newer: list[asyncio.Task[int]] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        tried.append(list(items))
+        newer.append(asyncio.create_task(opened.ask(20 + len(newer))))
+        await asyncio.sleep(0)
+        if 13 in items:
+            raise TimeoutError
+        return list(items)
+
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        locked = asyncio.create_task(opened.ask(13))
+        assert await asyncio.gather(*(opened.ask(n) for n in (11, 12))) == [11, 12]
+        assert not locked.done()
+    assert tried[:5] == [[13, 11, 12], [13], [20, 21], [11], [12]]
+
+
+async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is() -> None:
+    """A pause for each of a hundred would cost them their leases."""
+    tried: list[int] = []
+    is_locked = True
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        tried.extend(items)
+        if is_locked:
+            raise TimeoutError
+        return list(items)
+
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        asked = [asyncio.create_task(opened.ask(n)) for n in range(5)]
+        while len(opened._aside) < 5:
+            await asyncio.sleep(0)
+        is_locked = False
+        tried.clear()
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*asked) == list(range(5))
+    assert sorted(tried) == list(range(5))
+
+
+async def test_items_that_are_set_aside_leave_most_of_the_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: after one of them has taken too long again, all of them pause."""
+    seconds = 0.0
+    tried: list[list[int]] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        nonlocal seconds
+        tried.append(list(items))
+        if 7 in items:
+            return list(items)
+        seconds += 100.0
+        raise TimeoutError
+
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    pauses: list[float] = []
+
+    def record(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        return call_later(delay, *arguments)
+
+    monkeypatch.setattr(batcher_module, "monotonic", lambda: seconds)
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        monkeypatch.setattr(loop, "call_later", record)
+        locked = [asyncio.create_task(opened.ask(n)) for n in (1, 2)]
+        while len(opened._aside) < 2:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert await opened.ask(7) == 7
+        assert not any(asked.done() for asked in locked)
+    assert [pause for pause in pauses if pause > 1.0] == [200.0]
+    assert tried == [[1, 2], [1], [2], [7], [7], [7]]
+
+
+async def test_an_item_that_is_only_slow_is_answered_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets more time with each try."""
+    monkeypatch.setattr(batcher_module, "_ALONE_SECONDS", 0.001)
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        if len(items) > 1:
+            raise TimeoutError
+        if items == [1]:
+            await asyncio.sleep(0.02)
+        return list(items)
+
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*(opened.ask(n) for n in (1, 2, 3))) == [1, 2, 3]
+
+
+async def test_a_slow_database_has_time_for_an_item_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as long as it took for its last answer. Else each item that shared a batch with a locked one would be set
+    aside, too.
+    """
+    seconds = 0.0
+    limits: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def record(limit: float | None) -> asyncio.Timeout:
+        limits.append(limit)
+        return timeout(limit)
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        nonlocal seconds
+        if len(items) > 1:
+            raise TimeoutError
+        seconds += 2.0
+        return list(items)
+
+    monkeypatch.setattr(batcher_module, "monotonic", lambda: seconds)
+    monkeypatch.setattr(asyncio, "timeout", record)
+    monkeypatch.setattr(batcher_module, "end_timed_out", lambda connection: connection.close())
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        assert await opened.ask(1) == 1
+        assert await asyncio.gather(*(opened.ask(n) for n in (2, 3))) == [2, 3]
+    assert limits == [None, None, 4.0, 4.0]
+
+
 async def test_an_end_leaves_no_asker_waiting_whose_item_is_set_aside() -> None:
     async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
         if 13 in items:
@@ -154,6 +300,7 @@ async def test_an_end_leaves_no_asker_waiting_whose_item_is_set_aside() -> None:
             await asyncio.sleep(0)
     await asyncio.wait([asked], timeout=60)
     assert asked.cancelled()
+    assert opened._timer is None or opened._timer.cancelled()
 
 
 async def test_a_connection_that_takes_too_long_sets_nothing_aside() -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+import leasehold.db.batcher
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
@@ -123,8 +124,11 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     await assert_histories(rows.connection)
 
 
-async def test_a_job_that_somebody_has_locked_delays_the_settlement_of_no_other(settings: Settings, rows: Rows) -> None:
+async def test_a_job_that_somebody_has_locked_delays_the_settlement_of_no_other(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operator has left a transaction open, or a handler commits its own late."""
+    monkeypatch.setattr(leasehold.db.batcher, "_ALONE_SECONDS", 0.2)  # the batcher gives up before the connection does
     locked, free = [await leased(rows) for _ in range(2)]
     heartbeat: Any = SimpleNamespace(all_held=list, record_lost_answer=lambda: None)
     hasty = settings.model_copy(update={"database_timeout": 1.0})
