@@ -2,7 +2,8 @@
 needs a migration.
 
 Their foreign keys lead to `tail`, not to `job`. The reason: an insert locks the row to which its foreign key leads.
-With a key to `job`, it would wait for each settlement (the end of an attempt) that has locked the job's row.
+With a key to `job`, it would wait for each settlement (the end of an attempt) that has locked the job's row. The key of
+`tail` leads to `job`, so the first insert for a job waits.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ def lost() -> float:
     return REGISTRY.get_sample_value("leasehold_attempt_items_lost_total", {"kind": "test"}) or 0
 
 
-@pytest.mark.parametrize("turned", [False, True])
-async def test_items_that_are_not_written_when_the_writer_closes_are_counted(turned: bool) -> None:
+@pytest.mark.parametrize("turns", [0, 1, 2])
+async def test_items_that_are_not_written_when_the_writer_closes_are_counted(turns: int) -> None:
+    """Also those that wait for an earlier write of their attempt."""
+
     async def append(connection: Connection, chunks: Sequence[Items]) -> None:
         """Never called: nothing starts the writer."""
 
@@ -34,10 +36,10 @@ async def test_items_that_are_not_written_when_the_writer_closes_are_counted(tur
     writer: ChunkWriter[Emissions, Items] = ChunkWriter(Settings(_env_file=None), "test", chunk_of, append)
     emissions = Emissions(10, 1000, Lock())
     writer.open(claimed=None, buffer=emissions)  # type: ignore[arg-type]  # only `chunk_of` reads it
-    for _ in range(3):
+    for number in range(3):
         emissions.emit("a")
-    if turned:
-        await writer.turn()
-        await asyncio.sleep(0)
+        if number < turns:
+            await writer.turn()
+            await asyncio.sleep(0)
     await writer.close()
     assert lost() == before + 3

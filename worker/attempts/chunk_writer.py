@@ -94,7 +94,12 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
             return [None] * len(chunks)
 
         self._batcher: Batcher[_Chunk, None] = Batcher(
-            lambda: connect(settings, name), write, name=name, at_most=_BATCH, patience=_PATIENCE
+            lambda: connect(settings, name),
+            write,
+            name=name,
+            at_most=_BATCH,
+            patience=_PATIENCE,
+            sets_aside=True,  # a chunk that takes too long delays no attempt of another job
         )
         self.start = self._batcher.start
 
@@ -139,15 +144,22 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def _begin_write(self, attempt: AttemptBuffer[_Buffer]) -> None:
-        """Begin to write the items that the attempt's buffer has now, if it has any."""
-        first_number, items = attempt.buffer.take()
-        if not items:
-            return
-        chunk = self._chunk_of(attempt.claimed, first_number, items)
-        # The batcher writes chunks in the order in which they are added: so the last chunk is written after all others.
-        attempt.writing = asyncio.create_task(self._write_chunk(chunk, len(items)))
+        """Begin to write the items of the attempt's buffer, if it has any."""
+        attempt.writing = asyncio.create_task(self._write(attempt, attempt.writing))
         self._writes.add(attempt.writing)
         attempt.writing.add_done_callback(self._writes.discard)
+
+    async def _write(self, attempt: AttemptBuffer[_Buffer], earlier: asyncio.Task[None] | None) -> None:
+        """Write the items that the attempt's buffer has when the attempt's `earlier` write has ended.
+
+        So the chunks of an attempt are written in their order, and the last write ends last. The batcher alone does not
+        keep the order: it sets a chunk aside if somebody has locked the job.
+        """
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        first_number, items = attempt.buffer.take()
+        if items:
+            await self._write_chunk(self._chunk_of(attempt.claimed, first_number, items), len(items))
 
     async def _write_chunk(self, chunk: _Chunk, items: int) -> None:
         """Write the chunk. If PostgreSQL refuses the chunk, drop it: a line that cannot be stored must not fail its
