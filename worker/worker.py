@@ -36,6 +36,10 @@ log = structlog.get_logger(__name__)
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
+#: When the time to drain is over, the attempts that still run are released. A drain waits this long for that. A handler
+#: has up to 10 of these seconds to stop (`_MAX_STOP_SECONDS` of attempts/runner.py). A container is killed 15 s after
+#: its time to drain, and the worker must still release its tasks, and delete its row.
+_RELEASE_SECONDS = 12.0
 #: Seconds between two records that the event loop runs.
 _PULSE_SECONDS = 5.0
 
@@ -81,7 +85,8 @@ class Worker:
 
     async def drain(self) -> None:
         """Claim no more tasks. Wait for running attempts. After `drain_seconds`, end the attempts that still run, and
-        release their leases to other workers.
+        release their leases to other workers. Returns in time, also if claims or settlements still wait for PostgreSQL,
+        for example because somebody has locked a job's row: when the worker closes, it releases their tasks.
         """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
@@ -90,13 +95,21 @@ class Worker:
         await self.parts.broker.stop_consuming()
         self.parts.slot_pools.stop_claiming()
         await self.parts.registration.record_drain(self.parts.pool)
+        if await self._have_finished(self.settings.drain_seconds):
+            return
+        log.warning("releasing the attempts that still run")
+        self.parts.runner.release()
+        if not await self._have_finished(_RELEASE_SECONDS):
+            log.warning("the drain ends although claims or settlements still wait for PostgreSQL")
+
+    async def _have_finished(self, seconds: float) -> bool:
+        """Wait until no attempt runs, for at most `seconds`. Returns whether that is so."""
         try:
-            async with asyncio.timeout(self.settings.drain_seconds):
+            async with asyncio.timeout(seconds):
                 await self.parts.slot_pools.finished()
         except TimeoutError:
-            log.warning("releasing the attempts that still run")
-            self.parts.runner.release()
-            await self.parts.slot_pools.finished()
+            return False
+        return True
 
     async def failed(self) -> None:
         """Wait for ever. Raises the first error that ends a part of the worker: the process should then end."""

@@ -12,7 +12,7 @@ from time import perf_counter
 from uuid import UUID
 
 from leasehold.db.batcher import Batcher
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection, connect, end_timed_out
 from leasehold.settings import Settings
 from leasehold.transitions import claims
 from leasehold.transitions.claims import Claimed, LeaseTerms
@@ -94,7 +94,13 @@ class ClaimBatcher:
             began = perf_counter()
             # `reclaim`: the earlier try may have taken leases, and its answer was lost. The repetition takes these
             # leases again.
-            claimed_tasks = await claims.claim(connection, self._terms, [*ids_to_claim], [*dead], reclaim=repeated)
+            try:
+                claimed_tasks = await claims.claim(connection, self._terms, [*ids_to_claim], [*dead], reclaim=repeated)
+            except asyncio.CancelledError:
+                # The worker closes. Cancel the statement in PostgreSQL, too: it may wait for a lock. If it went on, it
+                # could give a task to this worker after the worker has released its tasks and deleted its row.
+                await end_timed_out(connection)
+                raise
             metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in claimed_tasks}
             if repeated:
