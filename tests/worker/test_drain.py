@@ -1,4 +1,4 @@
-"""A worker that drains ends in time, also if a claim or a settlement waits for PostgreSQL."""
+"""A worker that drains, or stops at once, ends in time, also if a claim or a settlement waits for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import worker as worker_module
 from leasehold.worker.attempts import runner as runner_module
+from leasehold.worker.attempts import stoppable
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import stubborn_steps
@@ -122,3 +123,25 @@ async def test_a_drain_waits_for_what_a_handler_returns_in_its_time_to_stop(
 def test_a_handler_that_is_stopped_at_the_end_of_a_drain_has_its_whole_time_for_that() -> None:
     """And the worker then has time to close, before Kubernetes kills it: 15 s after `drain_seconds`."""
     assert runner_module._MAX_STOP_SECONDS + 1.0 <= worker_module._RELEASE_SECONDS <= 12.0
+
+
+async def test_a_worker_that_stops_at_once_waits_for_no_settlement_of_a_job_that_somebody_has_locked(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a second signal. The handler returns in its time to stop, and PostgreSQL cannot take what it returns."""
+    give_time_to_stop(monkeypatch)
+    monkeypatch.setattr(stoppable, "_SETTLE_SECONDS", 0.05)
+    worker = hasty(settings.model_copy(update={"database_timeout": 1.0}), tmp_path)
+    await worker.__aenter__()
+    job_id = await submitted(rows)
+    await until_logged(rows, job_id)
+    _, handler = stubborn_steps.begun[0]
+    async with locked(settings, job_id):
+        closing = asyncio.create_task(worker.__aexit__())
+        async with asyncio.timeout(SECONDS):
+            while not handler.cancelling():
+                await asyncio.sleep(0.02)
+        stubborn_steps.let_go()
+        has_ended, _ = await asyncio.wait({closing}, timeout=SECONDS)
+    await closing
+    assert has_ended

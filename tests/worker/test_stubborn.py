@@ -16,6 +16,8 @@ from leasehold.transitions import jobs
 from leasehold.transitions.settlements import Completion, Failure
 from leasehold.worker import parts
 from leasehold.worker.attempts import runner as runner_module
+from leasehold.worker.attempts import stoppable
+from leasehold.worker.attempts.stoppable import StoppableWork
 from leasehold.worker.leases.settlement_batcher import CancelAcknowledged, Release, Settlement
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -103,6 +105,37 @@ async def test_whoever_cancels_an_attempt_from_outside_does_not_wait_for_its_han
     with pytest.raises(asyncio.CancelledError):
         await running
     assert has_ended
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_who_is_cancelled_gets_the_result_and_a_moment_to_settle_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_ready: bool
+) -> None:
+    """`is_ready`: the work has ended in the very turn of the cancel."""
+    monkeypatch.setattr(stoppable, "_SETTLE_SECONDS", 0.05)
+    results: list[str] = []
+
+    async def handler() -> str:
+        with suppress(asyncio.CancelledError):
+            await ready.wait()
+        return "result"
+
+    async def settles() -> None:
+        results.append(await work.result())
+        await asyncio.Event().wait()  # PostgreSQL does not answer
+
+    ready = asyncio.Event()
+    work = StoppableWork(handler(), SECONDS)
+    settling = asyncio.create_task(settles())
+    await asyncio.sleep(0)
+    if is_ready:
+        ready.set()
+        await work.task
+    settling.cancel()
+    has_ended, _ = await asyncio.wait({settling}, timeout=SECONDS)
+    settling.cancel()
+    assert has_ended
+    assert results == ["result"]
 
 
 async def test_what_a_handler_returns_in_the_time_that_it_has_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:

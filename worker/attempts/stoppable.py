@@ -10,6 +10,9 @@ from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
+#: Seconds that a cancelled caller of `StoppableWork.result` has to settle the result.
+_SETTLE_SECONDS = 2.0
+
 
 class StoppableWork(Generic[_Result]):
     """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the attempt gives the work up: it waits
@@ -37,7 +40,9 @@ class StoppableWork(Generic[_Result]):
     async def result(self) -> _Result:
         """What the work returns or raises. Raises CancelledError if the work is given up: then `task` is not done.
 
-        If the caller is cancelled, this method stops the work, and still returns or raises what the work does.
+        If the caller is cancelled, this method stops the work, and still returns or raises what the work does, so that
+        the caller can settle it. But PostgreSQL may be away, and a settlement waits for it without limit. So the caller
+        is cancelled again after `_SETTLE_SECONDS`.
         """
         try:
             await self._end
@@ -46,6 +51,9 @@ class StoppableWork(Generic[_Result]):
                 self._end = asyncio.get_running_loop().create_future()  # the cancel has cancelled the old future, too
                 self.stop()
                 await self._end
+            caller = asyncio.current_task()
+            assert caller is not None
+            asyncio.get_running_loop().call_later(_SETTLE_SECONDS, caller.cancel)
         if not self.task.done():
             raise asyncio.CancelledError
         return await self.task
