@@ -26,6 +26,7 @@ from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.claiming.slot_pool import SlotPool
+from leasehold.worker.claiming.slot_pools import SlotPools
 
 SECONDS = 60.0
 NEVER = 3600.0
@@ -284,6 +285,16 @@ async def test_a_poll_that_is_under_way_when_a_pool_stops_loses_no_task() -> Non
         assert ran == [task]
     finally:
         await slot_pool.close()
+
+
+async def test_the_slot_pools_of_a_worker_stop_together() -> None:
+    """A pool may wait for its handlers. Meanwhile no other pool claims tasks."""
+    both_stop = asyncio.Barrier(2)
+    nothing: Any = None
+    slot_pools = SlotPools(nothing, nothing, nothing, nothing, nothing, nothing)
+    closing: Any = SimpleNamespace(close=both_stop.wait)
+    slot_pools._pools = [closing, closing]
+    await asyncio.wait_for(slot_pools.close(), SECONDS)
 
 
 @pytest.mark.parametrize("turns", range(5))

@@ -4,6 +4,7 @@ each pool has. `Worker` calls this module.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 
 from leasehold.broker.base import Broker
@@ -70,9 +71,10 @@ class SlotPools:
             await pool.finished()
 
     async def close(self) -> None:
-        """Stop, and cancel the attempts that still run."""
-        for pool in self._pools:
-            await pool.close()
+        """Stop, and cancel the attempts that still run. All pools stop together: each may wait for its handlers, and
+        meanwhile no other pool may claim tasks.
+        """
+        await asyncio.gather(*(pool.close() for pool in self._pools))
 
     def _inline_pools(self, queues: frozenset[str]) -> Iterator[SlotPool]:
         """One pool for each pipeline with slots of its own, and one for all other queues."""
