@@ -370,11 +370,15 @@ def unfinished(lines: list[Any]) -> list[type]:
 
 
 @pytest.mark.parametrize(
-    ("point", "by", "ran"),
-    [("after_hint", "a hint", False), ("after_commit", "a hint", True), ("after_commit", "a poll", True)],
+    ("point", "by", "ran", "acked"),
+    [
+        ("after_hint", "a hint", False, {"B"}),
+        ("after_commit", "a hint", True, {"A", "B"}),
+        ("after_commit", "a poll", True, {"B"}),
+    ],
 )
-async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot_but_its_hint_stays(
-    stages: Any, point: str, by: str, *, ran: bool
+async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot_but_its_hint_stays_without_a_claim(
+    stages: Any, point: str, by: str, acked: set[str], *, ran: bool
 ) -> None:
     """The broker then redelivers the hint. An attempt that ends as it should is not logged."""
     async with stages(1) as stage:
@@ -387,8 +391,27 @@ async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot_but
             assert stage.pool.busy == 0
             await stage.hint("B")
             await stage.end("B")
-        assert stage.acked == {"B"}
+        assert stage.acked == acked
         assert unfinished(lines) == [failpoints.FailpointReached]
+
+
+@pytest.mark.parametrize(("of", "name", "acked"), [("_runner", "run", {"A"}), ("_claimer", "claim", set())])
+async def test_the_hint_of_an_unforeseen_error_keeps_no_place_if_its_task_is_claimed(
+    stages: Any, monkeypatch: pytest.MonkeyPatch, of: str, name: str, acked: set[str]
+) -> None:
+    """The broker delivers few unacknowledged hints. The lease of the claim passes, and that writes a new hint. Without
+    a claim, nothing would announce the task again.
+    """
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError
+
+    async with stages(1) as stage:
+        monkeypatch.setattr(getattr(stage.pool, of), name, fails)
+        with structlog.testing.capture_logs() as lines:
+            await stage.hint("A")
+        assert stage.acked == acked
+        assert unfinished(lines) == [RuntimeError]
 
 
 async def test_a_pool_that_closes_cancels_what_runs_without_a_word(stages: Any) -> None:
@@ -414,6 +437,7 @@ async def test_a_pool_that_closes_cancels_what_runs_without_a_word(stages: Any) 
             with structlog.testing.capture_logs() as lines:
                 await stage.pool.close()
                 assert (stage.running, stage.pool.busy, ended) == ({}, 0, ["ack"])
+                assert stage.acked == set()  # the broker gives A to another worker
                 await stage.settle()
         finally:
             loop.set_exception_handler(None)

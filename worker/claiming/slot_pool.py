@@ -276,8 +276,14 @@ class SlotPool:
             metrics.HINTS.labels("duplicate" if self._claimer.holds(hint.task_id) else "stale").inc()
             return None
         metrics.HINTS_CLAIMED.inc()
-        next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
-        failpoints.reach("after_commit")
+        try:
+            next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
+            failpoints.reach("after_commit")
+        except Exception:
+            # The hint has done its work: if the attempt is not settled, its lease passes, and that writes a new hint.
+            # Unacknowledged, this one would keep its place among the hints that the broker delivers to this worker.
+            await delivery.ack()
+            raise
         return next_step
 
     async def _run_polled(self, claimed: Claimed) -> None:
