@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,6 +14,7 @@ import pytest
 from leasehold.db.database import connected
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker import parts
 from leasehold.worker import worker as worker_module
 from leasehold.worker.attempts import runner as runner_module
 from leasehold.worker.attempts import stoppable
@@ -145,3 +146,22 @@ async def test_a_worker_that_stops_at_once_waits_for_no_settlement_of_a_job_that
         has_ended, _ = await asyncio.wait({closing}, timeout=SECONDS)
     await closing
     assert has_ended
+
+
+async def test_a_worker_that_stops_at_once_gives_back_all_its_tasks_but_those_of_a_job_that_somebody_has_locked(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_CLOSE_SECONDS", 0.05)  # the handlers keep their connections
+    monkeypatch.setattr(runner_module, "_MIN_STOP_SECONDS", 0.05)
+    job_ids = [await submitted(rows) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        async with hasty(settings, tmp_path) as worker:
+            for job_id in job_ids:
+                await until_logged(rows, job_id)
+            await stack.enter_async_context(locked(settings, job_ids[1]))
+        tasks = await rows.connection.fetch("SELECT job_id, status, attempt, losses FROM task ORDER BY job_id")
+        states = {row["job_id"]: (row["status"], row["attempt"], row["losses"]) for row in tasks}
+        given_back = ("pending", 0, 0)
+        assert states == {job_ids[0]: given_back, job_ids[1]: ("running", 1, 0), job_ids[2]: given_back}
+        # With its row, other workers see at once that the owner of the task that is left has ended.
+        assert await rows.connection.fetchval("SELECT id FROM worker") == worker.id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from uuid import UUID
 import pytest
 
 from leasehold.db import run_reads
-from leasehold.db.database import make_pool
+from leasehold.db.database import Connection, make_pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.transitions.endings import JobEnded
 from leasehold.worker import parts
 from leasehold.worker.leases import registration
 from leasehold.worker.leases.registration import Registration
@@ -255,6 +256,29 @@ async def test_at_the_end_of_a_worker_only_its_own_tasks_are_given_back_and_thos
     states = [(await rows.task(claimed.lease.task_id))["status"] for claimed in (running, cancelled, of_another)]
     assert states == ["pending", "cancelled", "running"]
     assert (await rows.job(cancelled.job_id))["status"] == "cancelled"
+
+
+async def test_tasks_that_cannot_be_given_back_together_at_the_end_of_a_worker_are_given_back_one_by_one(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of a job was locked for a moment."""
+    release_tasks = registration.release_tasks
+
+    async def release_one(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
+        if len(tasks) > 1:
+            raise TimeoutError
+        return await release_tasks(connection, worker, tasks)
+
+    monkeypatch.setattr(registration, "release_tasks", release_one)
+    monkeypatch.setattr(registration, "_RELEASE_SECONDS", SECONDS)
+    running = [await rows.leased() for _ in range(2)]
+    async with (
+        make_pool(settings, "test", 2) as pool,
+        registration.registered(pool, Registration(rows.terms.owner, ["default"])),
+    ):
+        pass
+    assert [(await rows.task(claimed.lease.task_id))["status"] for claimed in running] == ["pending", "pending"]
+    assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
 
 
 async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(

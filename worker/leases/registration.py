@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
+#: Seconds that a release of tasks may take at the end of a worker. If it takes longer, it mostly waits for the row of a
+#: job that somebody has locked.
+_RELEASE_SECONDS = 2.0
 
 
 class Registration:
@@ -135,7 +138,27 @@ async def _unregister(pool: Pool, worker: UUID) -> None:
         async with pool.acquire() as connection:
             await workers.resign(connection, worker)  # from the leadership: another worker may lead now
             if tasks := await claims.owned(connection, worker):
-                count_ended_jobs(await release_tasks(connection, worker, tasks))
+                await _release(connection, worker, tasks)
             await workers.unregister(connection, worker)
     except TRY_AGAIN as error:
         log.warning("this worker could not unregister; the sweeper will delete its row", error=type(error).__name__)
+
+
+async def _release(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> None:
+    """Release the tasks (task -> epoch). If that takes too long, release each of them alone: a job's row that somebody
+    has locked delays no other job. Raises TimeoutError if a task could not be released.
+    """
+    try:
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            count_ended_jobs(await release_tasks(connection, worker, tasks))
+    except TimeoutError:
+        if len(tasks) == 1:
+            raise
+        is_one_left = False
+        for task, epoch in tasks.items():
+            try:
+                await _release(connection, worker, {task: epoch})
+            except TimeoutError:
+                is_one_left = True
+        if is_one_left:
+            raise
