@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -181,7 +181,7 @@ class ObjectStore:
         metadata: Mapping[str, str],
         may_replace: Callable[[Stored], bool] = _never_replace,
     ) -> Stored:
-        """Store bytes, or a file.
+        """Store bytes, or a file. The result always has their sha256.
 
         `may_replace`: called with the existing object if it has other bytes; True: replace it.
         Raises ObjectExists when `may_replace` returns False.
@@ -198,7 +198,8 @@ class ObjectStore:
             if existing is not None:
                 try:
                     if await self._has_bytes(existing, sha256, size):
-                        return existing
+                        # `existing` lacks the digest if the store keeps no metadata.
+                        return replace(existing, sha256=sha256)
                 except ObjectMissing:  # another writer has deleted it meanwhile
                     existing = await self.head(key)
                     continue

@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError
 from leasehold.domain.errors import ObjectExists, ObjectMissing, StoreError, StoreUnavailable
 from leasehold.storage import ObjectStore, s3
 from leasehold.storage import store as store_module
+from leasehold.storage.content import digest_of_bytes
 from leasehold.storage.s3 import PutRefused, request
 from leasehold.storage.store import Stored
 from leasehold.storage.streaming import PART_BYTES
@@ -253,7 +254,9 @@ async def test_a_leftover_that_goes_while_its_bytes_are_compared_is_no_error(
 async def test_where_the_store_keeps_no_metadata_the_bytes_tell_whether_they_are_the_same(
     refusing: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two attempts may store the same result; of another one nothing is overwritten, though it has the same length."""
+    """Two attempts may store the same result, and its readers check the digest that the later attempt was answered. Of
+    another result nothing is overwritten, though it has the same length.
+    """
     await refusing.put("k", b"mine", **TEXT)
     head = refusing.head
 
@@ -262,7 +265,9 @@ async def test_where_the_store_keeps_no_metadata_the_bytes_tell_whether_they_are
         return None if found is None else dataclasses.replace(found, sha256="", metadata={})
 
     monkeypatch.setattr(refusing, "head", bare_head)
-    assert (await refusing.put("k", b"mine", **TEXT)).size == 4
+    again = await refusing.put("k", b"mine", **TEXT)
+    assert (again.key, again.size, again.sha256) == ("k", 4, digest_of_bytes(b"mine"))
+    assert await refusing.fetch_bytes("k", sha256=again.sha256, max_bytes=10) == b"mine"
     with pytest.raises(ObjectExists):
         await refusing.put("k", b"them", **TEXT)
     assert await refusing.read_head("k", 10) == b"mine"
