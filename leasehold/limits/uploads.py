@@ -237,26 +237,35 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
     if upload.key.endswith("/"):
         await _remove_prefix(connections, store, upload)
         return
-    stored_object = await store.head(upload.key)
-    size = 0 if stored_object is None else stored_object.size
-    if stored_object is not None and size > upload.at_most:
-        if upload.open:
-            async with connections() as connection, connection.transaction():
-                await on_too_large(connection, upload, size)
+    size = await _size_of(store, upload.key)
+    if size is not None and size > upload.at_most and upload.open:
+        async with connections() as connection, connection.transaction():
+            await on_too_large(connection, upload, size)
+        # Read the size again: the client may have replaced the object, and completed the upload before
+        # `on_too_large` could refuse it. Then the object belongs to a job.
+        size = await _size_of(store, upload.key)
+    if size is not None and size > upload.at_most:
         await store.delete(upload.key)
         REMOVED.labels("too large" if upload.at_most >= 0 else "refused").inc()
         log.info("an upload was removed", key=upload.key, bytes=size)
-        size = 0
+        size = None
+    stored_bytes = size or 0
     async with connections() as connection:
         if upload.transfers_over:
             # At most one of the two statements finds the row.
-            await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, size)
+            await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, stored_bytes)
             await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id, upload.at_most)
         else:
             grace = timedelta(seconds=_GRACE_SECONDS)
             await connection.execute(
-                _INSPECTED, upload.key, upload.url_expired, size, INSPECTION_SECONDS, upload.at_most, grace
+                _INSPECTED, upload.key, upload.url_expired, stored_bytes, INSPECTION_SECONDS, upload.at_most, grace
             )
+
+
+async def _size_of(store: ObjectStore, key: str) -> int | None:
+    """The size of the object at the key. None: there is none."""
+    stored_object = await store.head(key)
+    return None if stored_object is None else stored_object.size
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:

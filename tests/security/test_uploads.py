@@ -138,6 +138,24 @@ async def test_an_object_that_is_refused_during_its_inspection_goes_soon(
     assert await s3.keys() == []
 
 
+async def test_a_picture_that_replaces_one_too_large_during_its_inspection_stays_once_it_is_completed(
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    """Else the job that the client was answered would fail with `input_missing`."""
+    ticket = await media_api.upload(LARGE)
+    await later(rows, 61)
+
+    async def replace_and_complete() -> None:
+        await put(ticket.upload_url, JPEG, "image/jpeg")
+        assert (await media_api.complete(ticket)).status_code == 202
+
+    await inspect_during(api.services, replace_and_complete)
+    for seconds in (61, 400, 24 * 3600):
+        await later(rows, seconds)
+        await keep_house(api)
+    assert await s3.keys() == [ticket.original_key]
+
+
 async def test_an_original_that_is_overwritten_by_a_larger_one_after_its_completion_goes(
     media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
 ) -> None:
