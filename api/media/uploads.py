@@ -283,7 +283,6 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
             connection,
             picture.id,
             caller.tenant_id,
-            size=refusal.size,
             error={"code": refusal.code, "message": refusal.message, "retryable": False},
             keep=timedelta(days=services.settings.retention_days),
         )

@@ -26,7 +26,7 @@ async def complete(rows: Connection, ticket: Ticket, tenant: str) -> bool:
 
 async def refuse(rows: Connection, ticket: Ticket, tenant: str) -> bool:
     error, keep = {"code": "too_large", "message": "Too large.", "retryable": False}, timedelta(days=1)
-    return await transitions.refuse_upload(rows, UUID(ticket.media_id), tenant, size=1, error=error, keep=keep)
+    return await transitions.refuse_upload(rows, UUID(ticket.media_id), tenant, error=error, keep=keep)
 
 
 async def extend(rows: Connection, ticket: Ticket, tenant: str) -> bool:

@@ -167,9 +167,7 @@ async def test_of_a_completion_and_a_refusal_the_first_counts(media_api: MediaAp
     error = {"code": "empty_file", "message": "The file is empty.", "retryable": False}
 
     async def refuse(ticket: Ticket) -> bool:
-        return await transitions.refuse_upload(
-            rows, UUID(ticket.media_id), "acme", size=0, error=error, keep=timedelta(days=1)
-        )
+        return await transitions.refuse_upload(rows, UUID(ticket.media_id), "acme", error=error, keep=timedelta(days=1))
 
     assert not await refuse(completed)
     assert await refuse(refused)

@@ -29,6 +29,7 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, concurrency, settlements
 from leasehold.transitions.settlements import Failure
+from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import TERMS
 from tests.api.media_api import JPEG, PNG, MediaApi, Ticket, problem
@@ -643,6 +644,24 @@ async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, row
         problem(await acme.post("/v1/runs", template="outside"), 429, "storage_full")
         await rows.execute("DELETE FROM media WHERE job_id = (SELECT job_id FROM media WHERE size > 0 LIMIT 1)")
         assert (await eventually(lambda: media_api.complete(waiting[-1]), 202)).status_code == 202
+
+
+@pytest.mark.parametrize("by", ["the completion", "housekeeping"])
+async def test_a_refused_picture_does_not_count_as_kept(known: Settings, rows: Connection, by: str) -> None:
+    """Its row stays for a week, to say why it was refused. Its object is deleted."""
+    bounds = {"stored_bytes_per_tenant": 3 * len(JPEG), "picture_max_bytes": 3 * len(JPEG)}
+    async with world(known, rows, **bounds) as acme:
+        media_api = MediaApi(acme.http)
+        refused, good = await media_api.upload(JPEG + bytes(3 * len(JPEG))), await media_api.upload()
+        if by == "the completion":
+            problem(await media_api.complete(refused), 422, "too_large")
+        else:
+            await rows.execute("UPDATE upload SET look_at = clock_timestamp() WHERE key = $1", refused.original_key)
+            services = acme.running.services
+            await Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED).uploads()
+        assert (await media_api.look(refused)).json()["error"]["code"] == "too_large"
+        assert (await acme.running.services.admission.measure(rows, TENANT))["stored_bytes"] == 0
+        assert (await media_api.complete(good)).status_code == 202
 
 
 async def test_outputs_and_models_count_as_kept(known: Settings, rows: Connection) -> None:

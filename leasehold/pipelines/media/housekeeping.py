@@ -129,5 +129,5 @@ async def refuse_too_large(connection: Connection, upload: Due, size: int, *, re
     refusal = refusals.too_large(size, upload.at_most)
     error = {"code": refusal.code, "message": refusal.message, "retryable": False}
     keep = timedelta(days=retention_days)
-    if await media.refuse_upload(connection, media_id, upload.tenant_id, size=size, error=error, keep=keep):
+    if await media.refuse_upload(connection, media_id, upload.tenant_id, error=error, keep=keep):
         await uploads.close(connection, upload.tenant_id, upload.key, keep=None)  # None: no object stays at the key

@@ -28,7 +28,7 @@ media = Table(
     Column("original_key", Text, nullable=False, unique=True),
     Column("content_type", Text, nullable=False),
     Column("file_name", Text, nullable=False),
-    Column("size", BigInteger),  # bytes, as found in the store
+    Column("size", BigInteger),  # bytes of the completed upload, as found in the store
     Column("error", JSONB),  # {code, message, retryable} of a refused object
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),

@@ -47,10 +47,11 @@ WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_time
 RETURNING id
 """
 
+# `size` stays NULL: a refused object is deleted, so it does not count in the bytes that are stored for the tenant.
 REFUSE_UPLOAD = """
 -- upload_refuse
 UPDATE media
-SET status = 'FAILED', size = $3, error = $4, expires_at = clock_timestamp() + $5::interval,
+SET status = 'FAILED', error = $3, expires_at = clock_timestamp() + $4::interval,
     updated_at = clock_timestamp()
 WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND deleted_at IS NULL
 RETURNING id
@@ -107,7 +108,6 @@ async def refuse_upload(
     media_id: UUID,
     tenant_id: str,
     *,
-    size: int,
     error: Mapping[str, Any],
     keep: timedelta,
 ) -> bool:
@@ -115,7 +115,7 @@ async def refuse_upload(
 
     `error`: {code, message, retryable}. Housekeeping deletes the row and the object after `keep`.
     """
-    return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, size, dict(error), keep) is not None
+    return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, dict(error), keep) is not None
 
 
 @dataclass(frozen=True, slots=True)
