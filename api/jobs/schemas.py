@@ -271,7 +271,7 @@ class EventItem(BaseModel):
 
 class LogLine(BaseModel):
     """`n`: the line's number in its job; numbers rise, and some may be missing. `epoch`: the epoch of the attempt's
-    claim.
+    claim. `cut`: the attempt has logged too much; this line stands in place of its later lines.
     """
 
     n: int
@@ -284,6 +284,7 @@ class LogLine(BaseModel):
     message: str
     fields: dict[str, Any] = {}
     traceback: str | None = None
+    cut: bool = False
 
 
 class LogPage(BaseModel):

@@ -200,7 +200,9 @@ class Event(Answer):
 
 
 class LogLine(Answer):
-    """A line of a job's log. `n`: its number in the job, from 1."""
+    """A line of a job's log. `n`: its number in the job, from 1. `cut`: the attempt has logged too much; this line
+    stands in place of its later lines.
+    """
 
     n: int
     at: datetime
@@ -212,6 +214,7 @@ class LogLine(Answer):
     message: str
     fields: dict[str, Any] = {}
     traceback: str | None = None
+    cut: bool = False
 
 
 class EventPage(Answer):

@@ -57,26 +57,26 @@ class _Usage:
     known_items: int
 
 
-def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"], mark: str) -> str:
-    """SQL that reads how much an attempt has stored: one row, or no row if the lease is lost. `mark`: the item, as
-    JSON, that is stored at the place where the attempt's output is cut. The mark does not count as a stored item.
+def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"]) -> str:
+    """SQL that reads how much an attempt has stored: one row, or no row if the lease is lost. The item at the place
+    where the attempt's output is cut has the member `cut` (the mark). The mark does not count as a stored item.
     """
+    is_cut = f"""stored.{column} @> '[{{"cut": true}}]'"""
     return f"""
 -- external_{column}
 SELECT t.attempt, coalesce(sum(stored.n), 0)::int AS items,
        coalesce(sum(octet_length(stored.{column}::text)), 0)::int AS bytes,
-       coalesce(bool_or(stored.{column} @> '[{mark}]'), false) AS cut,
+       coalesce(bool_or({is_cut}), false) AS cut,
        coalesce(bool_or(stored.first = $4), false) AS is_known,
-       coalesce(sum(stored.n - (stored.{column} @> '[{mark}]')::int) FILTER (WHERE stored.first = $4), 0)::int
-         AS known_items
+       coalesce(sum(stored.n - ({is_cut})::int) FILTER (WHERE stored.first = $4), 0)::int AS known_items
 FROM task t LEFT JOIN {table} stored ON stored.task_id = t.id AND stored.epoch = t.epoch
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
 GROUP BY t.attempt
 """
 
 
-_LINES = _usage_sql("job_log", "lines", '{"logger": "leasehold", "fields": {"cut": true}}')
-_CHUNKS = _usage_sql("job_stream", "chunks", '{"cut": true}')
+_LINES = _usage_sql("job_log", "lines")
+_CHUNKS = _usage_sql("job_stream", "chunks")
 
 
 async def log(

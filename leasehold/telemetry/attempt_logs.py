@@ -141,7 +141,8 @@ class Recorder:
             if self._max_lines:
                 bounds = f"an attempt keeps {self._max_lines:,} lines, or {self._max_bytes:,} bytes"
                 message = f"The log is cut here: {bounds}."
-                self._append(_encode_line("warning", PLATFORM, message, {"cut": True}, "", None))
+                # Processes of earlier releases know the mark of a cut by its fields.
+                self._append(_encode_line("warning", PLATFORM, message, {"cut": True}, "", None, is_cut=True))
             return
         self._append(line)
 
@@ -192,8 +193,16 @@ class Recorder:
 
 
 def _encode_line(
-    level: str, logger: str, message: object, fields: Mapping[str, object], trace: str, at: float | None
+    level: str,
+    logger: str,
+    message: object,
+    fields: Mapping[str, object],
+    trace: str,
+    at: float | None,
+    *,
+    is_cut: bool = False,
 ) -> bytes:
+    """The line as JSON. `is_cut`: it marks where the log is cut. No line that an attempt logs has the member `cut`."""
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {
         "at": instant.isoformat(timespec="milliseconds"),
@@ -206,6 +215,8 @@ def _encode_line(
         line["fields"] = {text_of(name, MAX_NAME): _field_value(value) for name, value in kept_fields}
     if trace:
         line["traceback"] = text_of(trace, MAX_TRACEBACK, keep_end=True)
+    if is_cut:
+        line["cut"] = True
     return orjson.dumps(line)
 
 

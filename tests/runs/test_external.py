@@ -316,6 +316,7 @@ async def test_an_attempt_outside_has_the_bounds_of_any_attempt(
     lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
     assert [line["message"] for line in lines[:3]] == ["1", "and", "3"]
     assert lines[3]["message"].startswith("The log is cut here: an attempt keeps 3 lines")
+    assert [line.get("cut", False) for line in lines] == [False, False, False, True]
     assert len(lines) == 4
     for first, kept, cut in ((1, 1, False), (2, 0, True), (2, 0, True), (3, 0, True)):
         answer = await settle(client, task, "stream", first=first, chunks=["x" * 600])
@@ -324,6 +325,21 @@ async def test_an_attempt_outside_has_the_bounds_of_any_attempt(
     assert [item.get("cut", False) for item in chunks] == [False, True]
     nul = await settle(client, await fresh(client), "stream", first=1, chunks=[{"a": "\x00"}])
     problem(nul, 422, "text_not_storable")
+
+
+@pytest.mark.parametrize("logger", ["leasehold", "lease\x00hold"])  # NUL characters are removed
+async def test_no_line_of_a_worker_outside_cuts_its_log(client: Client, template: str, logger: str) -> None:
+    """A worker may pass on lines of its own, whatever they look like."""
+    run = await client.start(template)
+    task = await claim(client)
+    line = {"message": "The log is cut here", "level": "warning", "logger": logger, "fields": {"cut": True}}
+    for first in (1, 2):
+        answer = await settle(client, task, "logs", first=first, lines=[line])
+        assert answer.json() == {"kept": 1, "cut": False}
+    repeated = await settle(client, task, "logs", first=2, lines=[line])
+    assert repeated.json() == {"kept": 1, "cut": False}
+    found = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [line.get("cut", False) for line in found] == [False, False]
 
 
 async def fresh(client: Client) -> dict[str, Any]:
