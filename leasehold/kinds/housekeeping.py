@@ -12,6 +12,7 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.domain.kind import Kind
 from leasehold.kinds.loading import load
+from leasehold.limits import external_files
 from leasehold.limits.uploads import Acquire, OnTooLarge
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -96,7 +97,9 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
 
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    return [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
+    """The hooks of all kinds. First the platform's own one, because any kind may have steps of external workers."""
+    hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
+    return [external_files.forget_with_jobs, *hooks_of_kinds]
 
 
 def hooks_after_expiry(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[AfterExpiry]:

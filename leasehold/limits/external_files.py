@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
 from weakref import WeakValueDictionary
 
 from leasehold.db.database import Connection, Pool, row_count, unindexed
@@ -24,6 +26,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import settlements
 from leasehold.transitions.settlements import Completion, Output, Settled
+from leasehold.transitions.sweeps import EXPIRED
 
 #: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
 _MAX_VERIFICATIONS = 2
@@ -56,6 +59,20 @@ WHERE u.key IN (
     LIMIT $1 FOR UPDATE OF open_upload SKIP LOCKED
 )
 """
+# $1 jobs, $2 the longest time of a URL, $3 the slowest transfer. All URLs of a job were issued before the job ended.
+# `most = -1`: housekeeping deletes any object at the key.
+_FORGET_WITH_JOBS = f"""
+-- external_files_forget_with_jobs
+INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
+SELECT o.key, j.tenant_id, false, false, 0, -1,
+       j.finished_at + $2::interval, j.finished_at + $2::interval + $3::interval,
+       j.finished_at + $2::interval + $3::interval
+FROM output o JOIN task t ON t.id = o.task_id JOIN job j ON j.id = o.job_id
+WHERE o.{EXPIRED} AND j.finished_at + $2::interval + $3::interval > clock_timestamp() AND starts_with(t.queue, 'ext:')
+ON CONFLICT (key) DO NOTHING
+"""
+#: LEASEHOLD_UPLOAD_URL_SECONDS is at most this.
+_LONGEST_URL = timedelta(seconds=900)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +230,15 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
             if output.key not in taken_keys:
                 raise _not_announced(output.name)
     return await settlements.complete(connection, [completion])
+
+
+async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """Watch the keys of files of jobs that are about to be deleted, until no transfer can arrive any more.
+
+    A completed file has no row of `upload`: while the job exists, a transfer that arrives can only store an object of
+    the announced size, which the job's deletion deletes. An object that arrives after the deletion would stay for good.
+    """
+    await connection.execute(_FORGET_WITH_JOBS, list(job_ids), _LONGEST_URL, uploads.SLOWEST_TRANSFER)
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> bool:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import httpx2
 import pytest
 
-from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_DELETE
 from leasehold.client.external import ExternalWorker, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent
@@ -27,10 +27,10 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
-from tests.api.conftest import Running
+from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
-from tests.runs.conftest import Client
+from tests.runs.conftest import SCOPES, Client
 from tests.runs.test_external import claim, settle
 from tests.support.bucket import Bucket
 from tests.support.inspections import inspect_during
@@ -357,6 +357,61 @@ async def test_a_file_whose_attempt_ends_during_its_last_inspection_goes(
     assert await s3.keys() == []
     assert await rows.fetchval("SELECT count(*) FROM upload") == 0
     assert run
+
+
+async def finish(client: Client, run: str) -> dict[str, Any]:
+    """Hand a file in and end the run. Returns the ticket by which the file was sent."""
+    task = await claim(client)
+    ticket = await hand_in(client, task)
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    assert (await settle(client, await claim(client), "complete")).status_code == 200
+    await client.until(run, "succeeded")
+    return ticket
+
+
+@pytest.mark.parametrize("deletes", ["a client", "retention"])
+async def test_what_is_sent_to_a_deleted_run_afterwards_goes_too(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str, deletes: str
+) -> None:
+    """The URL lives on for a while, and a slow transfer may arrive even later. Nobody else would find the object."""
+    ticket = await finish(client, run)
+    services = running.services
+    if deletes == "a client":
+        key = await create_key(rows, tenant_id="acme", client_id="deletes", scopes=(*SCOPES, JOBS_DELETE))
+        async with client_of(running.url, key.text) as http:
+            assert (await http.delete(f"/v1/jobs/{run}")).status_code == 204
+    else:
+        await rows.execute("UPDATE job SET expires_at = clock_timestamp()")
+        await Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED).retention()
+    assert await rows.fetchval("SELECT count(*) FROM job") == 0
+    assert await send(ticket) == 200
+    await keep_house(running)
+    assert len(await s3.keys()) == 1
+    past = "clock_timestamp() - interval '1 s'"
+    await rows.execute(f"UPDATE upload SET look_at = {past}, forget_at = {past} WHERE look_at = forget_at")
+    await keep_house(running)
+    assert await s3.keys() == []
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "watched_keys"),
+    [
+        ("UPDATE job SET finished_at = finished_at - interval '24 hours 10 minutes'", 1),
+        ("UPDATE job SET finished_at = finished_at - interval '24 hours 20 minutes'", 0),
+        ("UPDATE task SET queue = 'reports'", 0),
+        ("UPDATE job SET expires_at = clock_timestamp() + interval '1 hour'", 0),
+    ],
+    ids=["transfers may arrive", "no transfer can arrive", "the fleet's own file", "the run stays"],
+)
+async def test_a_deleted_runs_keys_are_watched_only_while_a_transfer_may_arrive(
+    client: Client, rows: Connection, run: str, change: str, watched_keys: int
+) -> None:
+    await finish(client, run)
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp()")
+    await rows.execute(change)
+    await external_files.forget_with_jobs(rows, [UUID(run)])
+    assert await rows.fetchval("SELECT count(*) FROM upload") == watched_keys
 
 
 async def test_a_name_that_is_announced_again_gets_a_fresh_url(client: Client, rows: Connection, run: str) -> None:
