@@ -227,8 +227,11 @@ class Driver:
         call = Patch(name)
         call.branch, call.number = branch.path, branch.number + 1
         entry = self._replay.at((call.branch, call.number))
-        # If the journal has another call at this place, the run passed this point with the old code.
-        is_new = entry is None or (entry.kind, entry.name) == ("patch", name)
+        # If the journal goes on without the patch, the run passed this point with the old code. The first call after
+        # this point may have another place than the patch: it is in a branch of a gather, or a function of `ctx.call`,
+        # which has no row while it runs, has the place before it.
+        is_patch = entry is not None and (entry.kind, entry.name) == ("patch", name)
+        is_new = is_patch or not self._replay.goes_on(branch.path)
         if is_new:
             branch.number += 1
             if self._replay.take(call) is None:

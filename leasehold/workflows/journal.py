@@ -25,6 +25,12 @@ class Replay:
     def at(self, place: Place) -> Entry | None:
         return self._entries.get(place)
 
+    def goes_on(self, branch: str) -> bool:
+        """Whether the run has made calls in this branch that the code has not come to yet, or in the branches of its
+        later gathers.
+        """
+        return any(entry.branch.startswith(branch) for entry in self._entries.values())
+
     def take(self, call: Journaled[Any]) -> Entry | None:
         """The entry at the call's place. None: the call is new. Raises Permanent `workflow_changed`."""
         entry = self._entries.get((call.branch, call.number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from leasehold import App, Context
 from tests.workflows import shop
 from tests.workflows.conftest import Runs, Start
+from tests.workflows.test_calls import Port, driven, entry, note
 
 
 async def _first(ctx: Context) -> str:
@@ -40,10 +42,12 @@ async def _patched(ctx: Context) -> str:
     return "new" if ctx.patched("large") else f"old {ctx.version}"
 
 
-async def _changed_under(runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch, code: Any) -> tuple[str, Any]:
-    """How a run ends that began with `_first`, and goes on with `code`."""
+async def _changed_under(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch, code: Any, first: Any = _first
+) -> tuple[str, Any]:
+    """How a run ends that began with `first`, and goes on with `code`."""
     code_of = shop.changes.pipeline.handlers["run"].__self__  # type: ignore[attr-defined]  # the workflow's handling
-    monkeypatch.setattr(code_of, "_function", _first)
+    monkeypatch.setattr(code_of, "_function", first)
     await worker_of(workflow_memory=0)
     run = await runs.submit(shop.changes)
     await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal')")
@@ -80,6 +84,84 @@ async def test_a_patch_lets_old_runs_end_in_the_old_way_and_new_ones_in_the_new(
     assert [row[2:4] for row in await runs.journal(new)] == [
         ("run", "double"), ("patch", "large"), ("run", "large"), ("signal", "go"),
     ]  # fmt: skip
+
+
+async def _listens(ctx: Context) -> None:
+    await ctx.wait_for("go")
+
+
+def _gathering(what: str, *, patched: bool) -> Any:
+    """Code whose second await is a gather that takes no number in the workflow's own branch, or not yet. `patched`: a
+    patch inserts a step before it.
+    """
+
+    async def inner(ctx: Context) -> None:
+        await gathers(ctx, "branches")
+
+    async def gathers(ctx: Context, what: str) -> None:
+        is_new = patched and ctx.patched("large")
+        if is_new:
+            await ctx.run(shop.large, 3)
+        if what == "branches":
+            await ctx.gather(_listens(ctx))
+        elif what == "a gather of a gather":
+            await ctx.gather(ctx.gather(_listens(ctx)))
+        elif what == "a gather in a branch":
+            await ctx.gather(inner(ctx))
+        elif what == "branches after branches without calls":
+            await ctx.gather(_calls_nothing())
+            await ctx.gather(_listens(ctx))
+        assert not is_new, "the run is old"
+
+    async def code(ctx: Context) -> str:
+        await ctx.run(shop.double, 1)
+        await gathers(ctx, what)
+        await ctx.run(shop.double, 2)
+        return "old"
+
+    return code
+
+
+async def _calls_nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["branches", "a gather of a gather", "a gather in a branch", "branches after branches without calls"],
+)
+async def test_a_run_in_a_gather_takes_the_old_way_at_a_patch_before_the_gather(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The calls of the gather's branches have no place in the branch that awaits the gather."""
+    old, new = (_gathering(what, patched=patched) for patched in (False, True))
+    assert await _changed_under(runs, worker_of, monkeypatch, new, old) == ("succeeded", "old")
+
+
+async def test_a_run_takes_the_old_way_at_a_patch_before_a_function_that_was_under_way_when_its_worker_died() -> None:
+    """Such a function has no row, and what began beside it has one."""
+
+    async def code(ctx: Context) -> bool:
+        is_new = ctx.patched("p")
+        await ctx.gather(ctx.call(note), ctx.sleep(5))
+        return is_new
+
+    assert await driven(Port(entry("sleep", "sleep", number=2, state="done")), code) is False
+
+
+async def test_a_branch_that_comes_to_a_patch_first_takes_the_new_way_whatever_other_branches_have_called() -> None:
+    async def asks(ctx: Context) -> bool:
+        return ctx.patched("p")
+
+    async def code(ctx: Context) -> bool:
+        return (await ctx.gather(asks(ctx), ctx.sleep(5), _sleeps(ctx)))[0] is True
+
+    sleeps = [entry("sleep", "sleep", state="done"), replace(entry("sleep", "sleep", state="done"), branch="1.2/")]
+    assert await driven(Port(*sleeps), code) is True
+
+
+async def _sleeps(ctx: Context) -> None:
+    await ctx.sleep(5)
 
 
 async def _by_version(ctx: Context) -> str:
