@@ -146,7 +146,8 @@ class Context:
     def gather(self, *calls: Any, return_exceptions: bool = False) -> Pending[list[Any]]:
         """Wait until all arguments have ended: calls of this context, and coroutines of yours that use it. Awaiting the
         gather gives their results in order. If some have failed, it raises the error of the first failed argument in
-        the order of the arguments. With `return_exceptions` the errors are among the results instead.
+        the order of the arguments. With `return_exceptions` the errors are among the results instead. A cancel of the
+        run is no such error: the gather raises Cancelled.
         """
         return Gather(calls, return_exceptions=return_exceptions)
 

@@ -442,11 +442,15 @@ class Driver:
 
     def _settle_gather(self, gather: Gather) -> None:
         """End a gather whose parts are all done. Its error is the first in the order of the parts, which is the same at
-        each replay.
+        each replay. Exception: Cancelled comes before all other errors, and is never a result. The code that awaits the
+        gather must see the cancel there, so that it can undo its work.
         """
         errors = [part.error for part in gather.parts if part.error is not None]
+        cancelled = next((error for error in errors if isinstance(error, Cancelled)), None)
         gather.owner.now = max([gather.owner.now, *(part.now for part in gather.parts if isinstance(part, Branch))])
-        if errors and not gather.return_exceptions:
+        if cancelled is not None:
+            gather.fail(cancelled)
+        elif errors and not gather.return_exceptions:
             gather.fail(errors[0])
         else:
             gather.resolve([part.value if part.error is None else part.error for part in gather.parts])

@@ -631,6 +631,29 @@ async def refunds(ctx: Context) -> None:
 
 
 @app.workflow
+async def refunds_a_gather(ctx: Context, how: str) -> list[int]:
+    try:
+        match how:
+            case "results":
+                results: list[Any] = await ctx.gather(
+                    ctx.run(double, 1), ctx.run(stuck), ctx.wait_for("go"), return_exceptions=True
+                )
+            case "a gather of results":
+                ((*results,),) = await ctx.gather(
+                    ctx.gather(ctx.run(double, 1), ctx.wait_for("go"), return_exceptions=True)
+                )
+            case _:
+                results = await ctx.gather(ctx.run(refuse, "first"), ctx.run(stuck), ctx.wait_for("go"))
+        return [2 * result for result in results if not isinstance(result, Exception)]
+    except TaskFailed as failed:
+        await ctx.call(_undo, failed.code)
+        return []
+    except Cancelled:
+        await ctx.detached.start(double, 2)
+        raise
+
+
+@app.workflow
 async def undoes_by_waiting(ctx: Context, order: Order) -> None:
     """Calls in its undoing what a cancelled run starts no more; and goes on after each refusal."""
     try:

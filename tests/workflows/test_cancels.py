@@ -96,6 +96,25 @@ async def test_what_undoes_the_work_may_be_a_run_that_outlives_this_one(runs: Ru
     assert await runs.steps(run) == {}
 
 
+@MEMORY
+@pytest.mark.parametrize("how", ["results", "a gather of results", "a failure"])
+async def test_a_cancel_is_raised_where_a_gather_is_awaited_and_is_neither_a_result_nor_hidden_by_a_failure(
+    runs: Runs, worker_of: Start, memory: int, how: str
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await waiting(runs, shop.refunds_a_gather, "signal", how)
+    if how == "a failure":
+        await runs.until(run, "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND t.status = 'failed')")
+        await runs.waits(run)
+    await runs.cancel(run)
+    assert (await runs.ended(run))[0] == "cancelled"
+    assert undone() == []
+    child = await runs.connection.fetchval("SELECT child_id FROM journal WHERE job_id = $1 AND kind = 'start'", run)
+    assert child is not None
+    assert await runs.ended(child) == ("succeeded", 4)
+    await assert_journal(runs.connection, run)
+
+
 async def test_a_workflow_that_only_calls_functions_meets_the_cancel_at_one_of_them(
     runs: Runs, worker_of: Start
 ) -> None:
