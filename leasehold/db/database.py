@@ -75,6 +75,8 @@ PLANNER_SETTINGS = {
 def _server_settings(name: str) -> dict[str, str]:
     return {
         "application_name": f"leasehold {name}",
+        # Statements convert instants to JSON. Without this setting the text has the zone of the server or the database.
+        "timezone": "UTC",
         "idle_in_transaction_session_timeout": "30s",
         # Without this setting, a session whose client has gone would stay while its statement waits for a lock. It
         # would also keep its own locks, for example the presence lock of a worker that was killed.

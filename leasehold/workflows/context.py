@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
@@ -175,10 +175,12 @@ class Context:
         return self._driver.patched(_checked_name(name))
 
     def now(self) -> datetime:
-        """The time of the newest result in this branch: of a step, a run, a sleep or a signal. Before the first result
-        it is the start of the run. A replay gives the same time.
+        """The time in UTC of the newest result in this branch: of a step, a run, a sleep or a signal. Before the first
+        result it is the start of the run. A replay gives the same time.
         """
-        return self._driver.active.now
+        # The journal's instants are texts of PostgreSQL, perhaps in another zone: a pooler may drop the session's
+        # setting, and earlier releases did not set it.
+        return self._driver.active.now.astimezone(UTC)
 
     def uuid(self) -> UUID:
         """A random-looking UUID, the same at each replay."""

@@ -11,10 +11,11 @@ from uuid import UUID
 import pytest
 
 from leasehold.db import event_reads, job_reads, log_reads, overview_reads, unsettled
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connected, make_pool
 from leasehold.db.job_reads import DeadLetterFilter
 from leasehold.db.log_reads import LogFilter
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.settings import Settings
 from leasehold.transitions import jobs, settlements
 from leasehold.transitions.settlements import Completion, Failure
 from tests.factories import ONE, Rows
@@ -148,3 +149,17 @@ async def test_the_counts_of_a_tenant_count_no_other_tenants_jobs(rows: Rows) ->
         for tenant in ("t", "another")
     }
     assert counts == {"t": (2, 1, 1), "another": (0, 0, 0)}
+
+
+async def test_the_instants_of_a_jobs_steps_are_utc_whatever_the_zone_of_postgresql(
+    settings: Settings, rows: Rows
+) -> None:
+    """PostgreSQL writes them as text, in the zone of the session."""
+    job_id = (await rows.leased()).job_id
+    name = await rows.connection.fetchval("SELECT current_database()")
+    await rows.connection.execute(f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'")
+    async with connected(settings, "test") as alone, make_pool(settings, "test", 1) as pool, pool.acquire() as lent:
+        for connection in (alone, lent):
+            job = await job_reads.find_job(connection, "t", job_id)
+            assert job is not None
+            assert job["steps"][0]["started_at"].endswith("+00:00")

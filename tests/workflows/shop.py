@@ -78,6 +78,19 @@ async def naps(ctx: Context, seconds: float) -> list[str]:
 
 
 @app.workflow
+async def reads_the_clock(ctx: Context) -> list[str]:
+    """The text of the time before its first result, and after each."""
+    times = [ctx.now()]
+    await ctx.run(double, 1)
+    times.append(ctx.now())
+    await ctx.wait_for("go")
+    times.append(ctx.now())
+    await (await ctx.start(double, 1)).result()
+    times.append(ctx.now())
+    return [time.isoformat() for time in times]
+
+
+@app.workflow
 async def approved(ctx: Context, seconds: float | None = None) -> str:
     try:
         first = await ctx.wait_for("approved", Approval, timeout=seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -116,6 +116,19 @@ ENDED_WAITS = pytest.mark.parametrize(
     ],
     ids=["a sleep that was over", "a wait that timed out", "a signal", "a run that failed", "a patch"],
 )
+
+
+async def test_the_time_of_a_workflow_is_utc_also_where_the_journal_has_texts_of_another_zone() -> None:
+    """A pooler may drop the setting of the session, and earlier releases did not set it."""
+
+    async def code(ctx: Context) -> list[str]:
+        before = ctx.now()
+        await ctx.sleep(5)
+        return [before.isoformat(), ctx.now().isoformat()]
+
+    in_tokyo = datetime(2026, 1, 1, 10, tzinfo=timezone(timedelta(hours=9)))
+    port = Port(entry("sleep", "sleep", state="done", at=in_tokyo))
+    assert await driven(port, code) == ["2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"]
 
 
 @ENDED_WAITS

@@ -273,6 +273,22 @@ async def test_a_sleep_holds_no_lease_and_values_are_the_same_at_each_replay(
 
 
 @MEMORY
+async def test_the_time_of_a_workflow_is_utc_whatever_the_zone_of_postgresql(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    """As on a host with another zone, whose initdb writes it into postgresql.conf."""
+    name = await runs.connection.fetchval("SELECT current_database()")
+    await runs.connection.execute(f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'")
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.reads_the_clock)
+    await runs.signal(run, "go", None)
+    status, times = await runs.ended(run)
+    assert status == "succeeded"
+    assert {time[-6:] for time in times} == {"+00:00"}
+    assert times == sorted(times)
+
+
+@MEMORY
 async def test_a_call_is_made_once_and_its_result_recorded(runs: Runs, worker_of: Start, memory: int) -> None:
     await worker_of(workflow_memory=memory)
     shop.ran.clear()
