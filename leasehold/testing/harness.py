@@ -184,9 +184,10 @@ class TestApp:
     # --- what the test arranges
 
     def travel(self, **time: float) -> None:
-        """Let time pass for all that waits: `travel(hours=1)`, with the arguments of `timedelta`. The due times in the
-        database move; nobody sleeps. A schedule fires at most once per `travel`, even if it was due several times in
-        that span.
+        """Let time pass for all that waits: `travel(hours=1)`, with the arguments of `timedelta`. The instants in the
+        database move back, those of what has happened and those of what is due; nobody sleeps. So `ctx.now()` of a
+        workflow moves by this time relative to its earlier instants, and not relative to the clock of the test. A
+        schedule fires at most once per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Moves the due times of a database back, and ends leases, so that a test of an app need not wait. For tests only."""
+"""Moves the instants of a database back, and ends leases, so that a test of an app need not wait. For tests only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from datetime import timedelta
 
 from leasehold.db.database import Connection
 
-#: Table -> the columns with its due times. Leases are left out: a running worker renews its leases by the real clock.
-_DUE = {
-    "job": ("deadline_at", "expires_at"),
-    "task": ("available_at",),
+#: Table -> its columns that move: the due times, and the past of runs. Code that subtracts two of these instants, such
+#: as a workflow by `ctx.now()`, then sees how much time has passed. Leases are left out: a running worker renews its
+#: leases by the real clock.
+_MOVED = {
+    "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at"),
+    "task": ("available_at", "started_at", "finished_at"),
     "gate_job": ("ready_at", "admitted_at"),
-    "journal": ("due_at",),
+    "journal": ("due_at", "at"),
+    "signal": ("at",),
+    "schedule": ("updated_at",),  # a schedule counts its failed runs since then
     "idempotency": ("locked_until", "expires_at"),
     "quarantine": ("retry_at",),
 }
 
+#: Table -> its column of JSON whose field `at` moves: when a signal came or an awaited run ended, as the journal
+#: recorded it, and when a cancel was requested.
+_MOVED_JSON = {"journal": "value", "job": "cancel"}
 
 # $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now. So
 # the tick counts as on time, and not as missed.
@@ -27,13 +34,16 @@ WHERE next_run_at IS NOT NULL
 
 
 async def let_pass(connection: Connection, time: timedelta) -> None:
-    """Move the due times in _DUE, and those of schedules, back by `time`. Only for a database that no worker uses
-    meanwhile.
+    """Move the instants in _MOVED and _MOVED_JSON, and the due times of schedules, back by `time`. Only for a database
+    that no worker uses meanwhile.
     """
     async with connection.transaction():
-        for table, columns in _DUE.items():
+        for table, columns in _MOVED.items():
             moved = ", ".join(f"{column} = {column} - $1::interval" for column in columns)
             await connection.execute(f"UPDATE {table} SET {moved}", time)
+        for table, column in _MOVED_JSON.items():
+            moved = f"jsonb_set({column}, '{{at}}', to_jsonb(({column} ->> 'at')::timestamptz - $1::interval))"
+            await connection.execute(f"UPDATE {table} SET {column} = {moved} WHERE {column} ? 'at'", time)
         await connection.execute(_TICKS, time)
 
 

@@ -18,7 +18,7 @@ from leasehold.testing.harness import TestApp
 from leasehold.testing.server import TestServer
 from leasehold.worker.sandbox import landlock
 from tests.app import kit_main, kit_parts
-from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, send_receipt
+from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, remind, send_receipt
 from tests.support.now import now
 
 ORDER = Order(id=1, email="a@b")
@@ -59,6 +59,17 @@ def test_the_clock_of_a_schedule_is_travelled_to(leasehold_app: TestApp) -> None
     leasehold_app.drain()
     (tick,) = leasehold_app.submitted(nightly)
     assert tick.run.result() == "done"
+
+
+def test_a_workflow_sees_the_time_that_has_passed(leasehold_app: TestApp) -> None:
+    run = remind.submit()
+    for _ in range(3):
+        leasehold_app.drain()
+        assert run.status() == "running"
+        leasehold_app.travel(hours=1)
+    leasehold_app.drain()
+    assert run.status() == "succeeded"
+    assert run.result() == 3
 
 
 def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> None:

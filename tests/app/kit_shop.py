@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from leasehold import App, Retry, current
+from leasehold import App, Context, Retry, current
 
 app = App("kit")
 
@@ -40,6 +40,16 @@ async def checkout(order: Order) -> str:
 @app.task
 async def add(a: int, b: int = 2) -> int:
     return a + b
+
+
+@app.workflow
+async def remind(ctx: Context) -> int:
+    """Polls each hour for three hours: how often."""
+    begin, polls = ctx.now(), 0
+    while ctx.now() - begin < timedelta(hours=3):
+        polls += await ctx.run(add, 1, 0)
+        await ctx.sleep(timedelta(hours=1))
+    return polls
 
 
 @app.cron("0 3 * * *")

@@ -39,6 +39,39 @@ async def test_when_time_passes_jobs_and_their_places_at_limits_are_so_much_olde
     assert await due() == tuple(time - TIME for time in before)
 
 
+async def test_when_time_passes_all_instants_of_a_run_are_so_much_older(rows: Rows) -> None:
+    """Each by the same time: what a workflow reads at a replay differs from nothing else that it reads."""
+    job_id, _ = await put_into(rows, TaskState.SUCCEEDED)
+    await schedule(rows, None)  # its change and the runs after it keep their order
+    c = rows.connection
+    await c.execute(
+        "UPDATE job SET started_at = clock_timestamp(), cancel = jsonb_build_object('by', 'b', 'at', now())"
+    )
+    await c.execute("INSERT INTO signal (job_id, tenant_id, name, payload) VALUES ($1, 't', 'go', '1')", job_id)
+    await c.executemany(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, value, due_at, epoch)"
+        " VALUES ($1, '', $2, $3, 'n', $4, $5, clock_timestamp(), 1)",
+        [
+            (job_id, 1, "sleep", "done", None),
+            (job_id, 2, "signal", "done", {"value": 7, "at": datetime.now(UTC).isoformat()}),
+            (job_id, 3, "call", "done", {"value": 7}),
+        ],
+    )
+
+    async def instants() -> list[Any]:
+        query = (
+            "SELECT j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz, t.started_at,"
+            " t.finished_at, s.at, e.at, e.due_at, (e.value ->> 'at')::timestamptz, x.updated_at"
+            " FROM job j, task t, signal s, journal e, schedule x ORDER BY e.number"
+        )
+        return [tuple(row) for row in await c.fetch(query)]
+
+    before = await instants()
+    await let_pass(c, TIME)
+    assert await instants() == [tuple(None if time is None else time - TIME for time in row) for row in before]
+    assert await c.fetch("SELECT value FROM journal WHERE kind = 'call'") == [({"value": 7},)]
+
+
 async def test_a_tick_that_time_has_passed_is_due_now_and_not_missed_and_a_paused_schedule_stays_paused(
     rows: Rows,
 ) -> None:
