@@ -49,7 +49,9 @@ class Results:
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:
-        """The result, read from its JSON. Raises ResultUnreadable if another release of the code wrote the JSON."""
+        """The result, read from its JSON. Raises ResultUnreadable: another release of the code wrote the JSON, or the
+        type does not read the JSON that it writes itself.
+        """
         try:
             return self._adapter.validate_json(encoded)
         except ValidationError as error:

@@ -282,7 +282,23 @@ class Driver:
         elif self._ended_by_cancel(call, entry):
             self._wait(call, None)
         else:
-            await self._receive_result(port, call, entry)
+            try:
+                await self._receive_result(port, call, entry)
+            except ResultUnreadable as error:
+                self._receive_unreadable(port, call, entry, error)
+
+    def _receive_unreadable(self, port: Port, call: Journaled[Any], entry: Entry, error: ResultUnreadable) -> None:
+        """Reject the call, because its type does not read its result. The rejection is recorded as an end (see
+        `_receive_end`): a replay by a release that reads the result must not go another way.
+
+        Raises the error in two cases. The attempt is not the last one: during a deployment, another worker may have
+        the release that reads the result. Or the journal has recorded the result: the code has gone on by it.
+        """
+        if entry.state != "open" or not port.is_last_attempt():
+            raise error
+        value = {"code": "result_unreadable", "message": storable_text(str(error)[:_MAX_MESSAGE])}
+        self._ends.append(Call(call.branch, call.number, call.kind, call.name, "failed", value))
+        self._reject(call, TaskFailed(value["code"], value["message"]))
 
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
         """As `_receive`, for a call that no cancel has ended. `entry.state`: what the journal has recorded of the call.
@@ -291,6 +307,8 @@ class Driver:
         branch = self._branch_of(call)
         if isinstance(call, ResultCall):
             await self._receive_end(port, call, branch, entry)
+        elif isinstance(call, (RunCall, LocalCall)) and entry.state == "failed":
+            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
         elif isinstance(call, RunCall) and entry.status == "succeeded":
             self._resolve(call, branch, entry.at, await self._result(port, call, entry))
         elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
@@ -304,8 +322,6 @@ class Driver:
         elif isinstance(call, LocalCall) and entry.state == "done":
             call.resolve(call.decode(orjson.dumps(entry.value["value"])))
             self._wake(call)
-        elif isinstance(call, LocalCall) and entry.state == "failed":
-            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
         elif isinstance(call, SignalCall):
             await self._match_signal(port, call, entry)
         else:

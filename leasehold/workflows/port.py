@@ -43,5 +43,8 @@ class Port(Protocol):
     def cancelled(self) -> bool:
         """Whether a cancel of the run was requested."""
 
+    def is_last_attempt(self) -> bool:
+        """Whether the run fails if this attempt fails."""
+
     def check(self) -> None:
         """Raises LeaseLost once the worker does not trust the lease any more, because the lease may have expired."""

@@ -117,6 +117,9 @@ class Port:
     def cancelled(self) -> bool:
         return self.hears()
 
+    def is_last_attempt(self) -> bool:
+        return False
+
     def check(self) -> None: ...
 
 

@@ -10,7 +10,7 @@ from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AnyUrl, BaseModel, ConfigDict, Field, NaiveDatetime, PlainSerializer
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, NaiveDatetime, PlainSerializer, computed_field
 
 from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, SignalInvalid, TaskFailed, current
 
@@ -403,6 +403,38 @@ class Aliased(BaseModel):
 
 def _aliased() -> Aliased:
     return Aliased(orderNumber=7)
+
+
+class Priced(BaseModel):
+    """Its JSON has a field that it does not read."""
+
+    model_config = ConfigDict(extra="forbid")
+    amount: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def cents(self) -> int:
+        return 100 * self.amount
+
+
+@app.task
+async def price(order: Order) -> Priced:
+    return Priced(amount=order.amount)
+
+
+@app.workflow
+async def compensates_what_it_cannot_read(ctx: Context, how: str) -> list[str]:
+    """What it was told, and what it did about it; and then it waits."""
+    try:
+        if how == "step":
+            await ctx.run(price, SEVEN)
+        else:
+            await (await ctx.start(price, SEVEN)).result()
+    except TaskFailed as failed:
+        done = [failed.code, failed.message, str(await ctx.run(double, 21))]
+        await ctx.wait_for("go")
+        return done
+    return ["read"]
 
 
 class Rounded(BaseModel):

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold import Cancelled, Context, Permanent, TaskFailed
+from leasehold.domain.errors import ResultUnreadable
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.driver import Driver
@@ -51,6 +52,9 @@ class Port:
 
     def cancelled(self) -> bool:
         return False
+
+    def is_last_attempt(self) -> bool:
+        return True
 
     def check(self) -> None: ...
 
@@ -129,6 +133,20 @@ async def test_the_time_of_a_workflow_is_utc_also_where_the_journal_has_texts_of
     in_tokyo = datetime(2026, 1, 1, 10, tzinfo=timezone(timedelta(hours=9)))
     port = Port(entry("sleep", "sleep", state="done", at=in_tokyo))
     assert await driven(port, code) == ["2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"]
+
+
+async def test_a_recorded_result_that_this_release_does_not_read_is_no_failure_that_the_workflow_handles() -> None:
+    """The code has gone on by the result: it must not undo now what it has used."""
+
+    async def code(ctx: Context) -> str:
+        try:
+            await ctx.call(note)
+        except TaskFailed:
+            return "handled"
+        return "read"
+
+    with pytest.raises(ResultUnreadable):
+        await driven(Port(entry("call", "note", state="done", value={"value": 7})), code)
 
 
 @ENDED_WAITS

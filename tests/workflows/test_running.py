@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from pydantic import TypeAdapter
 
 from leasehold import App, DeclarationError
 from leasehold.db import job_reads
@@ -329,6 +330,32 @@ async def test_a_call_of_a_function_whose_annotation_is_unknown_here_takes_any_j
 ) -> None:
     await worker_of()
     assert await runs.ended(await runs.submit(shop.calls_the_unknown)) == ("succeeded", 7)
+
+
+@MEMORY
+@pytest.mark.parametrize("how", ["step", "run"])
+async def test_a_result_that_its_type_does_not_read_is_a_failure_that_the_workflow_may_handle(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch, memory: int, how: str
+) -> None:
+    """Once the retries are used up: another worker may have the release that reads it. A later release does not read it
+    any more: the workflow has gone on.
+    """
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.compensates_what_it_cannot_read, how)
+    own = "SELECT id, status, errors FROM task WHERE job_id = $1 AND NOT contained"
+    for errors in range(1, 5):
+        await runs.until(run, f"EXISTS (SELECT 1 FROM ({own}) t WHERE status = 'retry' AND errors = $2)", errors)
+        await runs.connection.execute(
+            "UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1 AND status = 'retry'", run
+        )
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal')")
+    await runs.waits(run)
+    monkeypatch.setattr(shop.price.results, "_adapter", TypeAdapter(dict[str, int]))
+    await runs.signal(run, "go", None)
+    status, (code, message, undone) = await runs.ended(run)
+    assert (status, code, undone) == ("succeeded", "result_unreadable", "42")
+    assert "cents Extra inputs are not permitted" in message
+    assert "failed" in {state for *_, state in await runs.journal(run)}
 
 
 @MEMORY

@@ -147,6 +147,10 @@ class InlineAttempt:
         return self._claimed.errors
 
     @property
+    def is_last(self) -> bool:
+        return self.errors + 1 >= self._step.max_attempts
+
+    @property
     def directory(self) -> Path:
         self.used_directory = True
         directory = self._directories.path_of(self.lease)

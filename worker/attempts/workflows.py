@@ -80,6 +80,8 @@ class Attempt(Protocol):
     def tenant_id(self) -> str: ...
     @property
     def previous_state(self) -> str: ...  # of the task, before the claim
+    @property
+    def is_last(self) -> bool: ...  # the task fails for good if this attempt fails
 
 
 class Workflows:
@@ -218,6 +220,7 @@ class _Port:
         self._slot = slot
         self._handler = attempt.handler
         self._tenant = attempt.tenant_id
+        self._is_last_attempt = attempt.is_last
         lease = attempt.lease
         self._lease = lease
         self._held = held
@@ -284,6 +287,9 @@ class _Port:
 
     def cancelled(self) -> bool:
         return self._held.cancelled
+
+    def is_last_attempt(self) -> bool:
+        return self._is_last_attempt
 
     def check(self) -> None:
         if not self._held.trusted():
