@@ -46,13 +46,14 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
 """
 
 # The declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that changes
-# or lifts a declared limit waits until the followers are committed.
+# or lifts a declared limit waits until the followers are committed. Limits are sorted by their bytes (COLLATE "C"), as
+# Python sorts them: all transactions then lock them in one order, whatever the collation of the database.
 _FOLLOWED = """
 -- gates_followed
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
 FROM unnest($1::text[], $2::text[]) AS followed(tenant_id, key)
 JOIN gate g ON g.tenant_id = followed.tenant_id AND g.key = followed.key AND g.declared
-ORDER BY g.tenant_id, g.key
+ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
 FOR SHARE OF g
 """
 

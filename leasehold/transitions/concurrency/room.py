@@ -27,12 +27,13 @@ WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
 GROUP BY g.key, g.owner
 """
 
+# In the order of the bytes, as Python sorts names: see `_FOLLOWED` in queueing.py.
 _LOCK = """
 -- gates_lock
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
 FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
 JOIN gate g ON g.tenant_id = limits.tenant_id AND g.key = limits.key
-ORDER BY g.tenant_id, g.key
+ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
 FOR UPDATE OF g
 """
 
