@@ -383,7 +383,7 @@ _LOCK_SHARED_LIMITS = """
 SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
     SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id
     WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1)
-ORDER BY t.tenant_id COLLATE "C", t.key COLLATE "C" FOR UPDATE
+ORDER BY t.tenant_id COLLATE "C", t.key COLLATE "C" FOR NO KEY UPDATE
 """
 _LEAVE_SHARED_LIMITS = """
 DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' AND j.tenant_id = $1

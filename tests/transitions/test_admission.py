@@ -193,6 +193,20 @@ async def test_a_limit_that_cannot_be_served_is_set_aside_alone(rows: Rows) -> N
     assert await concurrency.with_waiting_jobs(rows.connection, ("", "")) == []
 
 
+@pytest.mark.usefixtures("slow_to_retry")
+async def test_beside_a_limit_that_cannot_be_served_a_locked_one_is_not_set_aside(rows: Rows, another: Open) -> None:
+    """It is served in a later turn. Meanwhile nobody waits for it."""
+    names = await broken_beside_good(rows)
+    (waiting,) = await wait_at(rows, ConcurrencyLimit("t", "z", at_most=1))
+    other = (await another()).connection
+    await rows.connection.execute("SET lock_timeout = '3s'")
+    async with other.transaction():
+        await concurrency.lock_limits(other, [ConcurrencyLimit("t", "z", at_most=1)])
+        assert len(await concurrency.admit_each(rows.connection, [*names, ("t", "z")])) == 1
+    assert await set_aside(rows.connection, concurrency.LIMITS) == {"t/bad": 1}
+    assert waiting in await held(rows)
+
+
 async def test_an_admission_that_the_database_breaks_off_is_no_fault_of_its_limits(rows: Rows) -> None:
     """The caller hears of it and tries again; nothing else is tried before."""
     names = await broken_beside_good(rows)

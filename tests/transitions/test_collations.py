@@ -120,8 +120,15 @@ def test_every_statement_that_locks_limits_sorts_them_by_their_bytes() -> None:
     orders = {
         name: order[1]
         for name, text in texts.items()
-        if (order := re.search(r"ORDER BY ([^()]*\bkey\b[^()]*?)\s+FOR (?:NO KEY UPDATE|UPDATE|SHARE)", text))
+        if (order := re.search(r"ORDER BY ([^()]*\bkey\b[^()]*?)\s+FOR (?:NO KEY |KEY )?(?:UPDATE|SHARE)", text))
     }
-    assert orders.keys() == {"gates_lock", "gates_followed", "limits_follow", "shared"}
+    assert orders.keys() == {
+        "gates_keep",
+        "gates_lock",
+        "gates_lock_or_skip",
+        "gates_followed",
+        "limits_follow",
+        "shared",
+    }
     for name, order in orders.items():
         assert all(column.endswith(' COLLATE "C"') for column in order.split(", ")), name

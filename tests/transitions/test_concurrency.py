@@ -239,6 +239,18 @@ async def test_however_many_jobs_another_limit_holds_back_those_behind_them_are_
     assert free not in await held(rows)
 
 
+async def test_a_search_does_not_wait_for_a_limit_that_another_transaction_keeps_locked(
+    rows: Rows, another: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = await free_behind_full(rows, monkeypatch)
+    other = (await another()).connection
+    await rows.connection.execute("SET lock_timeout = '3s'")
+    async with other.transaction():
+        await concurrency.lock_limits(other, [ConcurrencyLimit("t", "b", at_most=0)])
+        assert len(await concurrency.admit_each(rows.connection, [("t", "wide")], concurrency.new_search())) == 1
+    assert free not in await held(rows)
+
+
 async def test_the_jobs_behind_are_searched_for_no_more_often_than_the_caller_may(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

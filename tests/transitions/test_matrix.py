@@ -98,6 +98,7 @@ async def _admit(rows: Rows, job_id: UUID) -> None:
         job = SimpleNamespace(
             id=job_id, tenant_id="t", priority=1, limits=[ConcurrencyLimit("t", "k", 1)], not_before=None
         )
+        await concurrency.write_limits(rows.connection, job.limits)
         await concurrency.queue_up(rows.connection, [job])
     await concurrency.admit(rows.connection, [("t", "k")])
 

@@ -175,7 +175,7 @@ async def test_nobody_sees_a_job_before_it_waits_at_its_limits(rows: Rows, anoth
             await rows.submit(limits=[LIMIT])
 
     async with other.connection.transaction():
-        await concurrency.lock_limits(other.connection, [LIMIT])
+        await other.connection.execute("LOCK TABLE gate_job IN SHARE MODE")
         submitting = asyncio.create_task(submit_limited())
         await until_waiting(other.connection)
         assert await other.connection.fetchval("SELECT count(*) FROM job") == 0

@@ -22,6 +22,7 @@ from leasehold.transitions.concurrency.queueing import (
     queue_up,
     queue_up_again,
     with_waiting_jobs,
+    write_limits,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "queue_up_again",
     "with_waiting_jobs",
     "without_value",
+    "write_limits",
 ]

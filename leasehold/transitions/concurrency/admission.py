@@ -197,6 +197,8 @@ async def admit(
     names: Iterable[ConcurrencyLimitName],
     ended: Sequence[UUID] | None = None,
     search: Pauses | None = None,
+    *,
+    skip_locked: bool = False,
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
     tenant go by priority, then by their start time. A job that one of its other limits holds back does not delay the
@@ -208,13 +210,15 @@ async def admit(
     `search`: the clock that this caller got from `new_search`. If other limits hold back a whole batch of _MAX_BATCH
     jobs, a search admits the jobs behind that batch. A search is seldom due, because its statements may read all
     waiting jobs. None: this call does not search; the sweeper does so later.
+
+    `skip_locked`: do not wait for the limits that other transactions have locked, and admit no job at these.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
     size = _MAX_BATCH if ended is None else min(_MAX_BATCH, max(_MIN_BATCH, 2 * len(ended)))
     has_more = bool(limits)
     while has_more:
-        batch = _Batch(connection, limits, ended, size)
+        batch = _Batch(connection, limits, ended, size, skip_locked=skip_locked)
         # If PostgreSQL cannot admit all chosen jobs together, `run_units` admits each job separately. So a job whose
         # admission fails delays no other job.
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
@@ -222,12 +226,14 @@ async def admit(
         # After a batch of the full size without a chosen job, the next batch would read the same jobs.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
         if batch.chosen.has_more and not has_more and search is not None and search.due:
-            hints += await _admit_behind(connection, batch.chosen, search)
+            hints += await _admit_behind(connection, batch.chosen, search, skip_locked=skip_locked)
         ended, size = (), min(_MAX_BATCH, 4 * size)  # `ended`: the first batch has deleted the rows of these jobs
     return hints
 
 
-async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses) -> list[Announcement]:
+async def _admit_behind(
+    connection: Connection, chosen: _Chosen, search: Pauses, *, skip_locked: bool
+) -> list[Announcement]:
     """Search: admit jobs that wait behind a whole batch of jobs that other limits hold back. `chosen`: the choice of
     that batch. Each further batch leaves out every job that waits at a limit that an earlier batch found full. The
     search ends when a batch finds neither a job to admit nor another full limit.
@@ -237,7 +243,7 @@ async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses)
     full = set(chosen.full)
     try:
         while chosen.has_more and len(full) <= _MAX_FULL:
-            batch = _Batch(connection, chosen.with_room, (), _MAX_BATCH, sorted(full))
+            batch = _Batch(connection, chosen.with_room, (), _MAX_BATCH, sorted(full), skip_locked=skip_locked)
             rows = await run_units(connection, JOBS, batch.choose, batch.admit)
             hints += [Announcement.from_row(row) for row in rows]
             chosen = batch.chosen
@@ -262,6 +268,7 @@ class _Batch:
     ended: Sequence[UUID] | None
     size: int
     full: Sequence[ConcurrencyLimitName] = ()
+    skip_locked: bool = field(default=False, kw_only=True)
     chosen: _Chosen = field(default=_Chosen(), init=False)
 
     async def choose(self, only: object | None) -> Sequence[UUID]:
@@ -274,7 +281,9 @@ class _Batch:
         else:
             waiting_jobs = await self.connection.fetch(_WAITING, *arguments)
         has_all = len(waiting_jobs) < self.size
-        choice = await _choose(self.connection, self.limits, self.ended, waiting_jobs, has_all=has_all)
+        choice = await _choose(
+            self.connection, self.limits, self.ended, waiting_jobs, has_all=has_all, skip_locked=self.skip_locked
+        )
         if only is None:
             self.chosen = choice
         return choice.job_ids
@@ -287,17 +296,18 @@ async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
     """Call `admit` for all limits. If that fails, call it for each limit separately, and quarantine the limits that
-    fail again.
+    fail again. A limit that another transaction has locked waits for a later call: it must not delay all others.
     """
     limits = sorted(set(names))
     try:
-        return await admit(connection, limits, search=search)
+        return await admit(connection, limits, search=search, skip_locked=True)
     except Exception as error:
         if is_away(connection, error):  # without the database, no limit can be served
             raise
     hints: list[Announcement] = []
     for name in limits:
-        hints += await run_unit(connection, LIMITS, "/".join(name), partial(admit, connection, [name])) or ()
+        admit_alone = partial(admit, connection, [name], skip_locked=True)
+        hints += await run_unit(connection, LIMITS, "/".join(name), admit_alone) or ()
     return hints
 
 
@@ -308,12 +318,13 @@ async def _choose(
     waiting_jobs: Sequence[Any],
     *,
     has_all: bool,
+    skip_locked: bool,
 ) -> _Chosen:
     """Lock all limits of these waiting jobs. Then choose, in the order of the jobs, each job whose limits all still
     have room. `has_all`: no further job waits.
     """
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
-    rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
+    rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended, skip_locked=skip_locked)
     ids = [row["job_id"] for row in waiting_jobs]
     still_waiting = {row["job_id"]: row for row in await connection.fetch(_STILL_WAITING, ids)} if ids else {}
     job_ids: list[UUID] = []

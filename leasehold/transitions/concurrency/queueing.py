@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from leasehold.db.database import Connection, row_count
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions.concurrency.names import LIMIT_UNIT, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.quarantine import not_in
+
+#: `at_most` and `per_minute` of a limit.
+_Bounds: TypeAlias = tuple[int | None, int | None]
 
 
 class LimitedJob(Protocol):
@@ -33,9 +37,23 @@ class LimitedJob(Protocol):
     def not_before(self) -> datetime | None: ...
 
 
-# $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. A limit that an operator
-# declared keeps the operator's bounds. ON CONFLICT DO UPDATE locks each row that exists, in the order of the
-# parameters. It does so even if the WHERE is false and the row does not change.
+# $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. Returns the limits whose rows
+# exist and need no change. The lock only keeps these rows from being deleted, until the transaction ends. So neither
+# admissions nor other submissions wait for it: a user's transaction that submits (`submit_in`) may stay open for long.
+_KEEP_LIMITS = """
+-- gates_keep
+SELECT g.tenant_id, g.key
+FROM unnest($1::text[], $2::text[], $3::int[], $4::int[]) AS brought(tenant_id, key, at_most, per_minute)
+JOIN gate g ON g.tenant_id = brought.tenant_id AND g.key = brought.key
+WHERE g.declared OR (brought.at_most IS NULL AND brought.per_minute IS NULL)
+   OR (g.at_most, g.per_minute) IS NOT DISTINCT FROM (brought.at_most, brought.per_minute)
+ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
+FOR KEY SHARE OF g
+"""
+
+# The parameters are those of `_KEEP_LIMITS`. A limit that an operator declared keeps the operator's bounds. ON CONFLICT
+# DO UPDATE locks each row that exists, in the order of the parameters. It does so even if the WHERE is false and the
+# row does not change.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -68,8 +86,9 @@ FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[
 
 
 async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
-    """Let new jobs wait at their limits. Call this in the transaction that writes the jobs."""
-    await _write_limits(connection, [limit for job in jobs for limit in job.limits])
+    """Let new jobs wait at their limits. Call this in the transaction that writes the jobs. Before this call, the
+    caller writes the limits' rows (`write_limits` or `lock_limits`).
+    """
     rows = [
         (limit.tenant_id, limit.key, job.id, job.priority, job.not_before, job.tenant_id)
         for job in jobs
@@ -86,16 +105,40 @@ async def queue_up_again(connection: Connection, jobs: Sequence[LimitedJob]) -> 
     await queue_up(connection, jobs)
 
 
+async def write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit]) -> None:
+    """Write the limits' rows, and keep them until the caller's transaction ends. Only a row that is new, or that gets
+    other bounds, is locked for other transactions, too.
+    """
+    by_name = _by_name(limits)
+    bounds = await _bounds(connection, by_name)
+    kept = {(row["tenant_id"], row["key"]) for row in await connection.fetch(_KEEP_LIMITS, *_columns(bounds))}
+    if to_write := {name: own_bounds for name, own_bounds in bounds.items() if name not in kept}:
+        await connection.execute(_WRITE_LIMITS, *_columns(to_write))
+
+
 async def lock_limits(connection: Connection, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Write the limits' rows, and lock them until the caller's transaction ends."""
+    """Write the limits' rows, and lock them until the caller's transaction ends: admissions wait."""
     if limits:
-        await _write_limits(connection, limits)
+        await connection.execute(_WRITE_LIMITS, *_columns(await _bounds(connection, _by_name(limits))))
+
+
+def _by_name(limits: Iterable[ConcurrencyLimit]) -> dict[ConcurrencyLimitName, ConcurrencyLimit]:
+    """The limits in the order of their names: all transactions lock in this order, because other orders could
+    deadlock.
+    """
+    by_name = {(limit.tenant_id, limit.key): limit for limit in limits}
+    return dict(sorted(by_name.items(), key=itemgetter(0)))
+
+
+def _columns(bounds: Mapping[ConcurrencyLimitName, _Bounds]) -> tuple[list[Any], ...]:
+    """The parameters of `_KEEP_LIMITS` and `_WRITE_LIMITS`."""
+    return *limit_columns(bounds), [at_most for at_most, _ in bounds.values()], [rate for _, rate in bounds.values()]
 
 
 async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
-) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
-    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
+) -> dict[ConcurrencyLimitName, _Bounds]:
+    """The bounds that each limit's row gets, in the order of `limits`. A limit that follows a declared limit gets the
     present bounds of the declared limit: the operator may have changed them since the job was made.
 
     The bounds (None, None) change no existing row. A limit gets them in two cases. Either an operator declared this
@@ -120,22 +163,11 @@ async def _bounds(
     }
 
 
-async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit]) -> None:
-    """Write the limits' rows, and lock them in the order of their names: other orders could deadlock."""
-    by_name = {(limit.tenant_id, limit.key): limit for limit in limits}
-    names = sorted(by_name)
-    bounds = await _bounds(connection, by_name)
-    await connection.execute(
-        _WRITE_LIMITS, *limit_columns(names), [bounds[name][0] for name in names], [bounds[name][1] for name in names]
-    )
-
-
 async def forget_admission(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
     """Forget that a finished job was admitted, because the job will be retried and wait at `limits` again. The limits
     are locked first, as in every admission. From now on `per_minute` does not count the earlier admission.
     """
-    if limits:
-        await _write_limits(connection, limits)
+    await lock_limits(connection, limits)
     await connection.execute("DELETE FROM gate_job WHERE job_id = $1", job_id)
 
 

@@ -28,14 +28,16 @@ GROUP BY g.key, g.owner
 """
 
 # In the order of the bytes, as Python sorts names: see `_FOLLOWED` in queueing.py.
+# FOR NO KEY UPDATE does not wait for submissions, which only keep the rows from being deleted (`_KEEP_LIMITS`).
 _LOCK = """
 -- gates_lock
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
 FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
 JOIN gate g ON g.tenant_id = limits.tenant_id AND g.key = limits.key
 ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
-FOR UPDATE OF g
+FOR NO KEY UPDATE OF g
 """
+_LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip() + " SKIP LOCKED\n"
 
 # SQL, for the end of a condition: the row `g` of gate_job may be deleted. `gate` is the row's limit. The preceding
 # condition checks that the row's job has finished: such a job no longer counts. Exception: at a limit with a rate, the
@@ -124,15 +126,20 @@ class Room:
 
 
 async def rooms_of(
-    connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
+    connection: Connection,
+    names: Sequence[ConcurrencyLimitName],
+    ended: Sequence[UUID] | None,
+    *,
+    skip_locked: bool = False,
 ) -> Mapping[ConcurrencyLimitName, Room]:
     """Lock the limits, delete the rows of finished jobs, and count the room of each limit. Only rows of the jobs in
     `ended` are deleted; None: rows of any finished job. A limit without a row has room for any number of jobs.
+    `skip_locked`: a limit that another transaction has locked has no room.
     """
     columns = limit_columns(names)
-    limits = await connection.fetch(_LOCK, *columns)
+    limits = await connection.fetch(_LOCK_OR_SKIP if skip_locked else _LOCK, *columns)
     if ended is None:
-        await connection.execute(_FORGET_FINISHED, *columns)
+        await connection.execute(_FORGET_FINISHED, *limit_columns((row["tenant_id"], row["key"]) for row in limits))
     elif ended:
         await connection.execute(_FORGET_JOBS, sorted(ended))
     counts = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_ADMITTED, *columns)}
@@ -140,6 +147,7 @@ async def rooms_of(
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(admitted_by_key)) if admitted_by_key else ():
         admitted_by_key[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
+    rooms.update({name: Room(0, 0) for name in counts})  # those that are not locked: `counts` has all that have a row
     for row in limits:
         name = (row["tenant_id"], row["key"])
         unfinished, last_minute = (

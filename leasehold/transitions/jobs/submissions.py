@@ -115,6 +115,7 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once
         hints = await write(connection, jobs)
         if limited_jobs:
+            await concurrency.write_limits(connection, [limit for new in limited_jobs for limit in new.limits])
             await concurrency.queue_up(connection, limited_jobs)
     return hints
 
