@@ -112,10 +112,12 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     # enough. Pieces always get a transaction, or a savepoint inside the caller's transaction.
     needs_transaction = in_pieces or (limited_jobs and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
+        if limited_jobs:
+            # Before the jobs and their keys, as a retry does: the opposite order could deadlock with it.
+            await concurrency.write_limits(connection, [limit for new in limited_jobs for limit in new.limits])
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once
         hints = await write(connection, jobs)
         if limited_jobs:
-            await concurrency.write_limits(connection, [limit for new in limited_jobs for limit in new.limits])
             await concurrency.queue_up(connection, limited_jobs)
     return hints
 
