@@ -93,15 +93,19 @@ class CreatedRun:
     ended: Sequence[JobEnded] = ()
 
 
-async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
+async def create_together(
+    connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules] | None = None
+) -> CreatedRuns:
     """(new) -> pending, for runs that do not exclude each other: writes all of them, or none. If a concurrency limit
     applies to one of the runs, call this in a transaction: `jobs.submit` then sends more than one statement.
+    `by_tenant`: the rules of each tenant, if the caller has read them in this transaction (`write_limits`).
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
     assert all(run.template_version.independent for run in new)
     try:
-        by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
+        if by_tenant is None:
+            by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
         return await _create_independent(connection, new, by_tenant)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != _DEDUPE:
@@ -308,6 +312,16 @@ class _Admission:
     def created(self, run_id: UUID, hints: Sequence[Announcement]) -> CreatedRun:
         names = [(limit.tenant_id, limit.key) for limit in self.terms.limits]
         return CreatedRun(run_id, hints, names, self.replaced, self.ended)
+
+
+async def write_limits(connection: Connection, new: NewRun) -> dict[str, TenantRules]:
+    """Write the limits at which the run will wait. Call this before a statement that locks another job, for the same
+    reason as `lock_limits`. Returns the rules for `create_together`.
+    """
+    by_tenant = await limits.tenant_rules(connection, {new.tenant_id})
+    if own_limits := limits_of(new, by_tenant[new.tenant_id]):
+        await concurrency.write_limits(connection, own_limits)
+    return by_tenant
 
 
 async def lock_limits(connection: Connection, new: NewRun) -> None:

@@ -51,6 +51,7 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 
     Raises LeaseLost.
     """
+    by_tenant = await runs.write_limits(connection, new)
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
@@ -63,7 +64,7 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     answers, _ = await recording.record(connection, [Recording(lease, (call,), row["cancelling"])])
     if not answers[lease.task_id].committed:
         raise LeaseLost
-    return await runs.create_together(connection, [new])
+    return await runs.create_together(connection, [new], by_tenant)
 
 
 # SQL: the instant at which the run that the journal's row `e` awaits has ended. If the run is deleted: the year 1970,
