@@ -19,15 +19,31 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.db.idempotency import KEEP
 
-# $1 the tenant, $2 the submissions, as JSON records. Other transactions that submit one of these keys wait here until
-# this transaction ends.
-_LOCK_KEYS = """
--- debounce_lock
+
+def _lock_sql(name: str, keys: str) -> str:
+    """SQL: locks `keys` (rows `a` with `pipeline` and `key`) of the tenant $1. Other transactions that submit one of
+    these keys, or retry a run with one, wait here until this transaction ends.
+    """
+    return f"""
+-- {name}
 SELECT pg_advisory_xact_lock(hashed.key) FROM (
     SELECT DISTINCT hashtextextended($1::text || '/' || a.pipeline || '/' || a.key, 0) AS key
-    FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text) ORDER BY 1
+    FROM {keys} ORDER BY 1
 ) AS hashed
 """
+
+
+# $2 the submissions, as JSON records.
+_LOCK_KEYS = _lock_sql("debounce_lock", "jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text)")
+
+# $2 jobs.
+_LOCK_KEYS_OF_JOBS = _lock_sql(
+    "debounce_lock_jobs",
+    """(
+        SELECT j.pipeline, j.dedupe_key AS key FROM job j
+        WHERE j.id = ANY($2::uuid[]) AND j.tenant_id = $1 AND j.dedupe_key IS NOT NULL
+    ) AS a""",
+)
 
 # SQL: the key of the submission `a` in the table `idempotency`. It begins with a space, because no client's key begins
 # with a space.
@@ -115,6 +131,13 @@ async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequenc
     ]
     await connection.fetch(_LOCK_KEYS, tenant_id, records)
     return records
+
+
+async def lock_keys_of_jobs(connection: Connection, tenant_id: str, job_ids: Sequence[UUID]) -> None:
+    """Lock the dedupe keys of these failed jobs until the caller's transaction ends. Call this before a retry: between
+    the `merge` of a submission and the write of its run, a retried run would take the key.
+    """
+    await connection.fetch(_LOCK_KEYS_OF_JOBS, tenant_id, job_ids)
 
 
 async def written_earlier(

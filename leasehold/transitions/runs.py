@@ -264,6 +264,7 @@ async def revive(
     the run would skip other steps with the new parameters. The reason: the skipped steps decide which tasks wait for
     each other.
     """
+    await debounce.lock_keys_of_jobs(connection, new.tenant_id, [new.id])
     failed_job = await connection.fetchrow(
         "SELECT dedupe_key, params FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
         new.id,

@@ -28,7 +28,8 @@ from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
 from leasehold.settings import Settings
-from leasehold.transitions import concurrency, workers
+from leasehold.transitions import concurrency, debounce, workers
+from leasehold.transitions.debounce import Debounced
 from leasehold.worker.maintenance import duties
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
@@ -756,6 +757,25 @@ async def test_retried_jobs_of_several_limits_lock_these_in_the_order_of_an_admi
     await other.close()
     waiting = await rows.fetch("SELECT key FROM gate_job WHERE job_id = ANY($1) ORDER BY key", made)
     assert [row["key"] for row in waiting] == [key for key, _ in keys]
+
+
+async def test_retried_jobs_of_several_keys_lock_these_in_the_order_of_a_debounced_submission(
+    maker: Maker, running: Running, rows: Connection, settings: Settings
+) -> None:
+    """Job by job, they would lock the last key first, and deadlock with a submission of both."""
+    made = await failed(maker, number=2)
+    by_hash = "SELECT key FROM unnest($1::text[]) AS a(key) ORDER BY hashtextextended('acme/outside/' || key, 0)"
+    first, last = (row["key"] for row in await rows.fetch(by_hash, ["k", "l"]))
+    for job_id, key in zip(sorted(made), (last, first), strict=True):
+        await rows.execute("UPDATE job SET dedupe_key = $2 WHERE id = $1", job_id, key)
+    other = await connect(settings, "test")
+    async with other.transaction():
+        await debounce.lock_keys(other, "acme", [Debounced(new_id(), "outside", first, {}, 0.0)])
+        acting = asyncio.create_task(act(running, rows, "retry", made))
+        await until_waiting(other)
+        await debounce.lock_keys(other, "acme", [Debounced(new_id(), "outside", last, {}, 0.0)])
+    assert sorted((await acting).acted) == sorted(made)
+    await other.close()
 
 
 async def test_a_retry_that_breaks_at_its_end_leaves_nothing_of_it_in_the_outcome(

@@ -20,7 +20,8 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Concurrency, Pipeline, PipelineLimit, RunTerms, SkipIf, Step
-from leasehold.transitions import concurrency, limits, runs, settlements
+from leasehold.runtime.gather import cancel_and_wait
+from leasehold.transitions import concurrency, debounce, limits, runs, settlements
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.debounce import Debounced
 from leasehold.transitions.runs import CreatedRun, Duplicate, NewRun
@@ -324,6 +325,68 @@ async def test_a_submission_waits_for_no_lock_of_a_limit_at_which_others_wait(ro
         await rooms_of(other, sorted(names), None)
         assert await merge(rows, debounced("k", "bob")) == [own.id]
     assert await held(rows) == {own.id, *(new.id for new in neighbours[1:])}
+
+
+async def failed_with_a_key(rows: Rows) -> NewRun:
+    await create(rows, failed := new_run(pipeline(), dedupe_key="k"))
+    await fail(rows)
+    return failed
+
+
+async def test_a_submission_is_written_though_a_failed_run_with_its_key_is_retried_meanwhile(
+    rows: Rows, another: Open
+) -> None:
+    """The retry is refused, as one that comes after the submission."""
+    failed = await failed_with_a_key(rows)
+    other, new = (await another()).connection, debounced("k", "alice")
+
+    async def retry() -> CreatedRun | None:
+        async with other.transaction():
+            return await runs.revive(other, failed)
+
+    async with rows.connection.transaction():
+        assert await merge(rows, new) == [None]
+        retrying = asyncio.create_task(retry())
+        waiting = asyncio.create_task(until_waiting(rows.connection))
+        await asyncio.wait([retrying, waiting], return_when=asyncio.FIRST_COMPLETED)
+        await cancel_and_wait(waiting)
+        await runs.create_together(rows.connection, [new])
+    with pytest.raises(Duplicate):
+        await retrying
+    assert (await states(rows))[failed.id] == "failed"
+
+
+async def test_a_submission_finds_the_run_with_its_key_that_is_being_retried(rows: Rows, another: Open) -> None:
+    """The run has started before, so it loses the key, and the submission becomes a run of its own."""
+    failed = await failed_with_a_key(rows)
+    other, new = (await another()).connection, debounced("k", "alice")
+
+    async def submit() -> None:
+        async with other.transaction():
+            assert await merge(Rows(other), new) == [None]
+            await runs.create_together(other, [new])
+
+    async with rows.connection.transaction():
+        assert await runs.revive(rows.connection, failed) is not None
+        submitting = asyncio.create_task(submit())
+        await until_waiting(rows.connection)
+    await submitting
+    assert (await states(rows)).keys() == {failed.id, new.id}
+    unfinished = await runs.unfinished_by_key(rows.connection, "t", "m", ["k"])
+    assert unfinished["k"]["id"] == new.id
+
+
+async def test_a_retry_waits_for_no_submission_with_another_key(rows: Rows, another: Open) -> None:
+    failed = await failed_with_a_key(rows)
+    other = (await another()).connection
+    await wait_for_no_lock(rows)
+    neighbours = [debounced("k", "x", tenant="u"), debounced("k", "y", name="z"), debounced("other", "z")]
+    async with other.transaction():
+        for new in neighbours:
+            key = Debounced(new_id(), new.template_version.pipeline.name, cast("str", new.dedupe_key), {}, 0.0)
+            await debounce.lock_keys(other, new.tenant_id, [key])
+        async with rows.connection.transaction():
+            assert await runs.revive(rows.connection, failed) is not None
 
 
 async def test_a_run_that_has_no_limit_to_wait_at_keeps_its_place_when_a_limit_was_declared_since(rows: Rows) -> None:

@@ -27,7 +27,7 @@ from leasehold.limits.admission import Paid, Payer
 from leasehold.pipelines.operations.context import OperationContext
 from leasehold.pipelines.operations.pipeline import QUEUE, Operation
 from leasehold.runtime.transient import may_try_again
-from leasehold.transitions import concurrency, operations
+from leasehold.transitions import concurrency, debounce, operations
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.limits import tenant_rules
@@ -159,7 +159,7 @@ async def _retry_charged(
         targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
-        await retries.lock_limits(remaining, tenant_id)
+        await retries.lock_keys_and_limits(remaining, tenant_id)
         for target in remaining:
             await _act_alone(connection, target, outcome, partial(retries.retry, target))
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
@@ -245,8 +245,11 @@ class _Retries:
         # Last: after an error above, the savepoint undoes the retries, and no hint of them may stay.
         self._outcome.hints += hints
 
-    async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
-        """Lock all limits at which these jobs will wait: at once, in the order of their names, as an admission does."""
+    async def lock_keys_and_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
+        """Lock all keys of these jobs, as a debounced submission does, and then all limits at which these jobs will
+        wait: at once, in the order of their names, as an admission does.
+        """
+        await debounce.lock_keys_of_jobs(self._connection, tenant_id, [target.id for target in targets])
         rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
         limits: list[ConcurrencyLimit] = []
         for target in targets:
