@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from math import isfinite
 from typing import Any
 
@@ -38,6 +39,26 @@ def encode_storable(value: Any) -> bytes:
         if problem is not None:
             raise problem
     return encoded
+
+
+def as_stored(value: Any) -> Any:
+    """What orjson reads after PostgreSQL has stored `value` as jsonb. `value`: what orjson has read from JSON.
+
+    jsonb orders the names of an object by their length, and then by their bytes. It has one kind of number, so that it
+    keeps neither the exponent of 1e16, which becomes an integer, nor the sign of -0.0.
+    """
+    if isinstance(value, dict):
+        return {name: as_stored(value[name]) for name in sorted(value, key=_place_of_name)}
+    if isinstance(value, list):
+        return [as_stored(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return orjson.loads(f"{Decimal(orjson.dumps(value + 0.0).decode()):f}")  # -0.0 + 0.0 is 0.0
+    return value
+
+
+def _place_of_name(name: str) -> tuple[int, bytes]:
+    encoded = name.encode()
+    return len(encoded), encoded
 
 
 def path_to_non_finite(value: Any) -> str | None:

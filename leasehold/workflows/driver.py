@@ -34,7 +34,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.sentences import with_article
 from leasehold.domain.states import JOB_TERMINAL
-from leasehold.domain.storable import storable_text
+from leasehold.domain.storable import as_stored, storable_text
 from leasehold.runtime.foreign_errors import contained, text_of
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
@@ -781,7 +781,8 @@ def _final_error(error: BaseException) -> BaseException:
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
     """The journal's row for an ended function of `ctx.call`, and the result that the workflow gets. The result is
-    decoded from the row, as in a replay.
+    decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the workflow could go through the names of
+    a dict in another order than its replay, which would then take the result of one name's call for another's.
 
     Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
     three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type does not take
@@ -792,7 +793,7 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) ->
         encoded = call.encode(task.result())
         if len(encoded) > max_bytes:
             raise Permanent("result_too_large", _too_large_sentence(call, len(encoded), max_bytes))
-        value = orjson.loads(encoded)
+        value = as_stored(orjson.loads(encoded))
         record = Call(call.branch, call.number, "call", call.name, "done", {"value": value})
         try:
             return record, call.decode(orjson.dumps(value))

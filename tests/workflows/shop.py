@@ -562,6 +562,19 @@ def _value_of(text: str) -> Callable[[], Awaitable[Any]]:
     return value
 
 
+async def _prices() -> Any:
+    return {"zebra": 1, "ant": 2, "Ant": 3}
+
+
+@app.workflow
+async def doubles_prices(ctx: Context) -> dict[str, int]:
+    """It makes a call for each name, in the order in which the recorded result has them."""
+    totals = {}
+    for name, price in (await ctx.call(_prices)).items():
+        totals[name] = await ctx.run(double, price)
+    return totals
+
+
 @app.workflow
 async def starts_both(ctx: Context) -> None:
     await ctx.start(approved, None)

@@ -8,10 +8,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
+import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from leasehold import Cancelled, Context, Permanent, TaskFailed
 from leasehold.domain.errors import ResultUnreadable
+from leasehold.domain.storable import as_stored, encode_storable
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.driver import Driver
@@ -21,6 +25,8 @@ from tests.workflows.test_running import MEMORY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 CHILD = UUID(int=7)
+#: The characters that PostgreSQL stores.
+TEXT = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
 class Port:
@@ -247,3 +253,58 @@ async def test_a_cancel_that_comes_while_a_function_runs_is_met_by_the_branch_be
         async with asyncio.timeout(20):
             await driven(port, both)
     assert port.recorded == ["sleep cancelled", "call done"]
+
+
+async def test_a_workflow_goes_through_a_recorded_dict_in_the_same_order_at_each_replay(
+    runs: Runs, worker_of: Start
+) -> None:
+    """The journal gave the names in another order than the function, so a replay took one name's step for another's."""
+    await worker_of(workflow_memory=0)
+    run = await runs.submit(shop.doubles_prices)
+    assert await runs.ended(run) == ("succeeded", {"zebra": 2, "ant": 4, "Ant": 6})
+    assert (await runs.steps(run)).keys() == {"double#1", "double#2", "double#3"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{'bb': 1, 'a': [{'d': 1, 'c': {'ä': 1, 'zz': 2, 'z': 3}}]}",
+        "[1e16, -1e16, 1.2345678901234567e19, 1e22, 5.0, -0.0, 0.5, -1, True, None, 'text']",
+    ],
+)
+async def test_a_function_gives_the_workflow_what_its_journal_gives_back(
+    runs: Runs, worker_of: Start, value: str
+) -> None:
+    await worker_of()
+    run = await runs.submit(shop.odd_values, value)
+    status, result = await runs.ended(run)
+    recorded = await runs.connection.fetchval("SELECT value -> 'value' FROM journal WHERE job_id = $1", run)
+    assert (status, result) == ("succeeded", repr(recorded))
+    assert result != value
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-(10**25), 10**25).map(float)
+    | st.text(TEXT),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(TEXT, max_size=4), inner),
+    max_leaves=20,
+)
+
+
+async def test_what_postgresql_makes_of_a_value_is_known_without_asking_it(runs: Runs) -> None:
+    """A function's result is what its row holds, and the driver does not read the row for that."""
+    seen: list[Any] = []
+
+    @settings(max_examples=2000, database=None, deadline=None)
+    @given(JSON)
+    def collect(value: Any) -> None:
+        seen.append(orjson.loads(encode_storable(value)))
+
+    collect()
+    stored = await runs.connection.fetchval("SELECT $1::jsonb", seen)
+    for value, expected in zip(seen, stored, strict=True):
+        assert orjson.dumps(as_stored(value)) == orjson.dumps(expected), value
