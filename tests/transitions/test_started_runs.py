@@ -245,6 +245,89 @@ async def test_a_call_is_closed_once_neither_the_workflow_nor_its_end_needs_the_
     for workflow, entries in zip((succeeded, failed, goes_on), before, strict=True):
         after = await journal(rows, workflow)
         changed = [number for number in entries if after[number] != entries[number]]
-        assert after == entries | {number: entries[number] | {"state": "done"} for number in changed}
+        without_mark = {number: row | {"value": None} for number, row in after.items()}
+        assert without_mark == entries | {number: entries[number] | {"state": "done"} for number in changed}
         closed[(await rows.job(workflow.job_id))["status"]] = sorted(changed)
     assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": [0]}
+
+
+# --- the retry
+
+
+async def test_a_retried_workflow_waits_again_for_the_runs_that_may_still_end_and_no_other_row_opens(
+    rows: Rows,
+) -> None:
+    """Its calls were closed when it had failed. What it had recorded stays, and a detached run stays detached. A
+    workflow that stays failed keeps its rows closed.
+    """
+    succeeded, broken = await ended(rows), await ended(rows, succeeds=False)
+    read = [
+        Call("", 5, "result", "one", "done", {"value": 1, "at": "2026-01-01T00:00:00+00:00"}, child=succeeded),
+        Call("", 6, "result", "one", "failed", {"code": "c", "message": "m"}, child=broken),
+        Call("", 7, "call", "f", "done", {"value": None}),
+        result(9, broken, "cancelled"),
+    ]
+    calls = [start(0, broken), result(1, broken), start(2, succeeded), result(3, succeeded), start(4, broken, "done")]
+    retried, stays = [await running(rows, *calls, *read, wait(8)) for _ in range(2)]
+    for workflow in (retried, stays):
+        await fail(rows, workflow)
+    before = await journal(rows, retried)
+    await children.close_calls(rows.connection)
+    assert [row["number"] for row in (await journal(rows, retried)).values() if row["state"] == "open"] == [8]
+    others = await journal(rows, stays)
+    assert await jobs.replay(rows.connection, retried.job_id, "t") is not None
+    after = await journal(rows, retried)
+    # That a run which has succeeded is no longer cancelled with the workflow changes nothing.
+    assert after == before | {2: before[2] | {"state": "done"}}
+    assert await journal(rows, stays) == others
+    await assert_histories(rows.connection)
+
+
+@pytest.mark.parametrize("first", ["the workflow", "the run", "both at once"])
+async def test_a_run_that_is_retried_beside_its_workflow_before_the_duty_has_come_belongs_to_it(
+    rows: Rows, first: str
+) -> None:
+    broken = await ended(rows, succeeds=False)
+    workflow = await running(rows, start(0, broken), result(1, broken))
+    await fail(rows, workflow)
+    before = await journal(rows, workflow)
+    if first == "both at once":
+        await jobs.replay_together(rows.connection, [workflow.job_id, broken], "t")
+    else:
+        for job_id in (workflow.job_id, broken) if first == "the workflow" else (broken, workflow.job_id):
+            assert await jobs.replay(rows.connection, job_id, "t") is not None
+    await children.close_calls(rows.connection)
+    assert await journal(rows, workflow) == before
+
+
+async def test_the_duty_closes_no_call_of_a_workflow_that_is_just_being_retried(rows: Rows, another: Open) -> None:
+    """It reads that the workflow has failed, and the retry commits before it writes. It waits for nobody."""
+    broken = await ended(rows, succeeds=False)
+    workflow = await running(rows, start(0, broken), result(1, broken))
+    await fail(rows, workflow)
+    before = await journal(rows, workflow)
+    other = (await another()).connection
+    async with other.transaction():
+        await jobs.replay(other, workflow.job_id, "t")
+        await children.close_calls(rows.connection)
+    assert await journal(rows, workflow) == before
+
+
+async def test_the_duty_closes_no_call_of_a_workflow_whose_retry_commits_before_it_comes_to_that_call(
+    rows: Rows, another: Open
+) -> None:
+    """Another row holds it up, and its snapshot still has the workflow as failed."""
+    held, broken = await ended(rows, succeeds=False), await ended(rows, succeeds=False)
+    first, workflow = await running(rows, start(0, held)), await running(rows, start(0, broken), result(1, broken))
+    for failing in (first, workflow):
+        await fail(rows, failing)
+    before = await journal(rows, workflow)
+    other, third = (await another()).connection, (await another()).connection
+    async with other.transaction():
+        await other.execute("SELECT FROM journal WHERE job_id = $1 FOR UPDATE", first.job_id)
+        closing = asyncio.create_task(children.close_calls(rows.connection))
+        await until_waiting(other)
+        assert await jobs.replay(third, workflow.job_id, "t") is not None
+    await closing
+    assert [row["state"] for row in (await journal(rows, first)).values()] == ["done"]
+    assert await journal(rows, workflow) == before

@@ -378,6 +378,19 @@ async def starts_unreliable(ctx: Context, number: int) -> int:
 
 
 @app.workflow
+async def listens_once_repaired(ctx: Context, number: int) -> int:
+    """It fails before its first call until the number is repaired."""
+    if number not in repaired:
+        raise Permanent("broken", "it is broken")
+    return await ctx.wait_for("go", int)
+
+
+@app.workflow
+async def awaits_a_listener(ctx: Context, number: int) -> int:
+    return await (await ctx.start(listens_once_repaired, number)).result()
+
+
+@app.workflow
 async def survives_its_child(ctx: Context, number: int) -> list[str]:
     """It makes other calls if the run that it starts fails, and then waits."""
     child = await ctx.start(unreliable, number)

@@ -152,6 +152,49 @@ async def test_a_workflow_that_failed_with_its_run_reads_the_result_after_both_a
     assert await runs.ended(run) == ("succeeded", 5)
 
 
+async def _retried_with_its_child(runs: Runs, worker_of: Start, order: str) -> tuple[UUID, UUID]:
+    """A workflow that has failed with the run that it awaits. Both are retried, and it waits for the run again."""
+    worker = await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    run = await runs.submit(shop.awaits_a_listener, 5)
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "broken")
+    await worker.__aexit__()
+    await children.close_calls(runs.connection)  # what the duty does, if it has not done so yet
+    shop.repaired.add(5)
+    child = await _child_of(runs, run)
+    if order == "together":
+        await jobs.replay_together(runs.connection, [run, child], "t")
+    else:
+        for job_id in (child, run) if order == "the run first" else (run, child):
+            assert await jobs.replay(runs.connection, job_id, "t") is not None
+    await worker_of(workflow_memory=0)
+    await runs.waits(run)
+    await runs.until(child, WAITS_FOR_GO)
+    return run, child
+
+
+ORDERS = pytest.mark.parametrize("order", ["together", "the run first", "the workflow first"])
+
+
+@ORDERS
+async def test_a_workflow_that_is_retried_with_the_run_that_it_awaits_is_woken_by_its_end(
+    runs: Runs, worker_of: Start, order: str
+) -> None:
+    run, child = await _retried_with_its_child(runs, worker_of, order)
+    await runs.signal(child, "go", 7)
+    assert await runs.ended(run) == ("succeeded", 7)
+
+
+@ORDERS
+async def test_a_run_that_is_retried_with_its_workflow_is_cancelled_with_it_again(
+    runs: Runs, worker_of: Start, order: str
+) -> None:
+    run, child = await _retried_with_its_child(runs, worker_of, order)
+    assert await runs.cancel(run) == "cancel_requested"
+    assert (await runs.ended(child))[0] == "cancelled"
+
+
 @pytest.mark.parametrize("succeeds", [True, False])
 async def test_a_result_that_a_workflow_has_read_stays_when_its_run_is_deleted(
     runs: Runs, worker_of: Start, *, succeeds: bool

@@ -19,6 +19,7 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.quarantine import not_in, run_unit, run_units
 from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.workflows import recording
+from leasehold.transitions.workflows.journal_sql import CLOSED
 from leasehold.transitions.workflows.records import Call, Recording
 
 #: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
@@ -153,13 +154,21 @@ LIMIT $1
 #   cancelled if its workflow ends without success.
 # - A row `result`, unless the workflow has recorded the result. While the row is open, retention keeps the run
 #   (`forgettable_jobs` in sweeps.py), because the workflow's function may run again and read the result again.
-_CLOSE = """
+#
+# A client may also retry a workflow that failed: REPLAY then opens these two kinds of rows again. So the row `start` of
+# a failed run gets a mark: a row of a detached run, which must stay closed, has none. REPLAY may be under way: the lock
+# makes this statement leave out such a workflow. Otherwise it would close the rows after REPLAY, because it has read
+# that the workflow has failed.
+_CLOSE = f"""
 -- workflow_children_close
-UPDATE journal e SET state = 'done'
+UPDATE journal e
+SET state = 'done', value = CASE WHEN e.kind = 'start' AND child.status = 'failed' THEN {CLOSED} ELSE e.value END
 FROM job child, job parent
 WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
   AND CASE WHEN parent.status = 'succeeded' THEN true
            WHEN child.finished_at IS NULL THEN false
+           WHEN parent.status = 'failed' THEN EXISTS (
+               SELECT FROM job p WHERE p.id = e.job_id AND {unindexed("p.status = 'failed'")} FOR SHARE SKIP LOCKED)
            ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
 """
 

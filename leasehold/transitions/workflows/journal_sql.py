@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+#: SQL: the value of a row `start` that a statement has closed although its run had failed, and may run again. A row of
+#: a detached run, which is `done` from its beginning, has no value.
+CLOSED = """'{"closed": true}'::jsonb"""
+
 #: SQL: whether the statement claims the step of the call `w` (a row of the CTE `calls`, below). `held.external`: how
 #: many of the job's steps external workers do. $8: the ids of the steps that the worker would claim.
 _IS_CLAIMED = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0

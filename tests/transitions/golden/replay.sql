@@ -7,11 +7,20 @@ WITH locked_jobs AS MATERIALIZED (
 ), outlived_workflows AS (
     -- If the workflow that started the job has ended, a duty (transitions/workflows/children.py) cancels the jobs of
     -- the workflow's open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes
-    -- on.
-    UPDATE journal e SET state = 'done'
+    -- on. Exception: the workflow is replayed, too.
+    UPDATE journal e SET state = 'done', value = '{"closed": true}'::jsonb
     FROM locked_jobs, job AS parent
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
       AND parent.id = e.job_id AND CASE WHEN parent.finished_at IS NOT NULL THEN true ELSE false END
+      AND parent.id NOT IN (SELECT id FROM locked_jobs)
+), reopened_calls AS (
+    -- A replayed workflow waits again for the runs whose results it has not recorded: a duty wakes it only for open
+    -- calls. Its runs that had failed are cancelled with it again. The duty has closed these calls (_CLOSE in
+    -- transitions/workflows/children.py).
+    UPDATE journal e SET state = 'open', value = NULL
+    FROM locked_jobs
+    WHERE e.job_id = locked_jobs.id AND e.state = 'done'
+      AND CASE e.kind WHEN 'result' THEN e.value IS NULL WHEN 'start' THEN e.value = '{"closed": true}'::jsonb ELSE false END
 ), revived_steps AS (
     -- The steps that run again.
     UPDATE task t
