@@ -139,9 +139,9 @@ class FailoverWatch:
                 async with asyncio.timeout(_ROUND_SECONDS), asyncio.TaskGroup() as group:
                     for host in self._hosts:
                         group.create_task(self._ask_host(host))
-        finally:
+        finally:  # also after an unforeseen error: else nothing would query the hosts again
             self._asking = None
-        self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
+            self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
 
     async def _ask_host(self, host: Host) -> None:
         timeline = await self._timeline_of(host)
@@ -159,7 +159,10 @@ class FailoverWatch:
             # A session that began on a standby stays if this standby is the server that was promoted.
             if server.timeline < timeline and not (server.is_standby and server.host == host)
         ]
-        openings = [one for one in self._waiting if isinstance(one, _Opening) and one.host != host]
+        # An opening whose timeout has expired may take a moment to end. asyncio lets nobody reschedule such a timeout.
+        openings = [
+            one for one in self._waiting if isinstance(one, _Opening) and one.host != host and not one.limit.expired()
+        ]
         if replaced or openings:
             self._choose(host)
         if replaced:

@@ -143,3 +143,45 @@ async def test_nobody_is_asked_while_nothing_waits_or_no_server_tells_its_timeli
     assert servers.asked == 0
     with watch.opening(OLD, asyncio.timeout(None)):
         await servers.until_asked_again()
+
+
+async def test_an_attempt_that_is_slow_to_end_is_given_up_once_and_the_watch_goes_on(
+    servers: Servers, watch: FailoverWatch
+) -> None:
+    """As where two names in the URL lead to the new primary: both answer before the attempt has ended."""
+    may_end = asyncio.Event()
+
+    async def connects_slowly() -> None:
+        async with asyncio.timeout(None) as limit:
+            with watch.opening(OLD, limit):
+                try:
+                    await asyncio.sleep(3600)
+                finally:
+                    await may_end.wait()
+
+    added(watch, OLD, 1)
+    to_old = asyncio.create_task(connects_slowly())
+    servers.timelines |= {NEW: 2, OTHER: 2}
+    await servers.until(lambda: bool(servers.chosen))
+    chosen = list(servers.chosen)
+    await servers.until_asked_again()
+    assert (servers.chosen, to_old.done()) == (chosen, False)
+    may_end.set()
+    with pytest.raises(TimeoutError):
+        await to_old
+
+
+async def test_an_unforeseen_error_at_a_host_does_not_end_the_watch(servers: Servers, watch: FailoverWatch) -> None:
+    failed = asyncio.Event()
+
+    async def fails(_host: Host) -> int | None:
+        failed.set()
+        raise RuntimeError("unforeseen")
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # asyncio logs the error
+    watch._timeline_of = fails
+    waits = added(watch, OLD, 1, waits=True)
+    await failed.wait()
+    watch._timeline_of = servers.timeline_of
+    servers.timelines[NEW] = 2
+    await servers.until(lambda: not waits.is_open)
