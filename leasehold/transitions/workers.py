@@ -38,17 +38,19 @@ async def register(
     slots: Sequence[int] | None = None,
     pool: str = "default",
     handlers: Sequence[str] | None = None,
+    draining: bool = False,
 ) -> int:
     """Register a worker, if it is not registered. Returns its presence key. `slots`: how many attempts the worker runs
     at once for each of `queues`, in the same order. `pool`: the group of workers that an autoscaler scales together.
     `handlers`: the `pipeline.step` of each step that the worker has code for; more than MAX_HANDLERS are not recorded.
+    `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain in any case.
 
     A worker with a new row does not count as present before `appear`.
     """
     key: int = await connection.fetchval(
-        "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool, handlers)"
-        " VALUES ($1, false, $2, $3, $4, $5, $6, $7, $8)"
-        " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()"
+        "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool, handlers, draining)"
+        " VALUES ($1, false, $2, $3, $4, $5, $6, $7, $8, $9)"
+        " ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp(), draining = worker.draining OR excluded.draining"
         " RETURNING presence_key",
         worker,
         host,
@@ -58,6 +60,7 @@ async def register(
         slots,
         pool,
         None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers),
+        draining,
     )
     return key
 

@@ -64,6 +64,39 @@ async def test_a_worker_is_listed_with_what_it_serves_until_its_end(
     assert [one["name"] for one in known] == ["one.a", "two.b"]  # when their code was last there can still be said
 
 
+async def test_a_worker_that_drains_drains_in_the_row_that_it_writes_anew(rows: Rows, pool: Pool) -> None:
+    """A failover may lose its row. As a worker that serves, it would hide that nobody else serves its queues."""
+    registration = Registration(uuid4(), ["default"])
+    await registration.write(rows.connection)
+    assert not (await row(rows, registration.worker))["draining"]
+    await registration.record_drain(pool)
+    await rows.connection.execute("DELETE FROM worker")
+    await registration.write(rows.connection)
+    assert (await row(rows, registration.worker))["draining"]
+
+
+async def test_a_drain_that_could_not_be_recorded_is_recorded_when_the_worker_connects_again(
+    rows: Rows, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_registration, "_DRAIN_SECONDS", 0.05)
+    registration = Registration(uuid4(), ["default"])
+    await registration.write(rows.connection)
+    async with rows.connection.transaction():
+        await rows.connection.execute("SELECT FROM worker FOR UPDATE")
+        await registration.record_drain(pool)
+    await registration.write(rows.connection)
+    assert (await row(rows, registration.worker))["draining"]
+
+
+async def test_a_worker_that_an_operator_drains_stays_so_when_it_connects_again(rows: Rows) -> None:
+    """It may not have read yet that it should drain."""
+    registration = Registration(uuid4(), ["default"])
+    await registration.write(rows.connection)
+    assert await workers.ask_to_drain(rows.connection, registration.worker)
+    await registration.write(rows.connection)
+    assert (await row(rows, registration.worker))["draining"]
+
+
 async def test_a_worker_that_is_told_neither_its_slots_nor_its_handlers_says_nothing_about_them(
     rows: Rows, pool: Pool
 ) -> None:

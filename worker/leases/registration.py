@@ -51,6 +51,7 @@ class Registration:
         self._slots_by_queue = slots
         self._worker_pool = pool
         self._handlers = None if handlers is None else sorted(handlers)
+        self._draining = False
 
     @property
     def queues(self) -> Sequence[str]:
@@ -79,6 +80,7 @@ class Registration:
             slots=self._slots,
             pool=self._worker_pool,
             handlers=self._handlers,
+            draining=self._draining,
         )
 
     async def change_queues(self, pool: Pool, queues: Iterable[str]) -> None:
@@ -94,8 +96,9 @@ class Registration:
     async def record_drain(self, pool: Pool) -> None:
         """Record that the worker claims nothing more. While its last attempts run, the worker must not count as one
         that serves its queues. If PostgreSQL does not answer, the drain goes on without the record, because a drain
-        must end in time.
+        must end in time. The next `write` records it, too: a failover may lose this record, or the whole row.
         """
+        self._draining = True
         try:
             async with asyncio.timeout(_DRAIN_SECONDS), pool.acquire() as connection, _missing_schema_as_outage():
                 await workers.ask_to_drain(connection, self.worker)
