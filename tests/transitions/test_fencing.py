@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -15,7 +16,7 @@ from leasehold.db.artifacts import note_of
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
-from leasehold.transitions import claims, jobs, notes, settlements
+from leasehold.transitions import claims, jobs, notes, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import (
     Completion,
@@ -279,6 +280,50 @@ async def test_a_last_failure_whose_answer_was_lost_can_be_repeated(rows: Rows) 
     assert first.verdicts == again.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
     assert ([one.outcome for one in first.ended], again.ended) == (["rejected"], [])
     await assert_history(rows, claimed.job_id)
+
+
+@pytest.mark.parametrize("verb", ["fail", "release"])
+async def test_a_settlement_can_be_repeated_beside_other_failures(rows: Rows, verb: str) -> None:
+    """Those of its own task are of earlier leases, and those of the same epoch of other tasks."""
+    claimed, other = await rows.leased(), await rows.leased()
+    await SETTLEMENTS["fail"](rows.connection, claimed.lease)
+    (claimed,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id])
+    await SETTLEMENTS["fail"](rows.connection, other.lease)
+    (other,) = await claims.claim(rows.connection, rows.terms, [other.lease.task_id])
+    await SETTLEMENTS["fail"](rows.connection, other.lease)
+    assert claimed.lease.epoch == other.lease.epoch == 2
+    for _ in range(2):
+        settled = await SETTLEMENTS[verb](rows.connection, claimed.lease)
+        assert settled.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
+
+
+async def test_repeated_failures_are_known_by_their_causes(rows: Rows) -> None:
+    """A step that was timed out meanwhile is not told that its own failure is recorded."""
+    first, second = (await rows.leased()).lease, (await rows.leased()).lease
+    crash, timeout = (Failure(lease, cause, "c", "m", True, 0.0) for lease, cause in
+                      ((first, "crash"), (second, "timeout")))  # fmt: skip
+    await settlements.fail(rows.connection, [crash, timeout])
+    again = await settlements.fail(rows.connection, [timeout, crash])
+    assert again.verdicts == {first.task_id: Verdict.SETTLED, second.task_id: Verdict.SETTLED}
+    others = [replace(crash, lease=second), replace(timeout, lease=first)]
+    assert await settlements.fail(rows.connection, others) == Settled(
+        {first.task_id: Verdict.LOST, second.task_id: Verdict.LOST}
+    )
+
+
+@pytest.mark.parametrize("max_losses", [0, 1])
+@pytest.mark.parametrize("verb", [verb for verb in SETTLEMENTS if verb != "acknowledge_cancel"])
+async def test_a_late_worker_is_told_that_a_sweep_has_ended_its_lease(rows: Rows, verb: str, max_losses: int) -> None:
+    """The epoch is still that of the lease. A last failure would count as a second dead letter. (In a job that is being
+    cancelled, no sweep ends a lease in this way.)
+    """
+    claimed = await leased_for(rows, verb)
+    await rows.lapse(claimed.lease.task_id)
+    assert (await sweeps.expire_leases(rows.connection, [], max_losses))[0] == 1
+    row, events = await rows.task(claimed.lease.task_id), await rows.events(claimed.job_id)
+    assert (row["status"], row["epoch"]) == ("pending" if max_losses else "failed", claimed.lease.epoch)
+    assert await SETTLEMENTS[verb](rows.connection, claimed.lease) == Settled({claimed.lease.task_id: Verdict.LOST})
+    assert (await rows.task(claimed.lease.task_id), await rows.events(claimed.job_id)) == (row, events)
 
 
 @pytest.mark.parametrize("verb", SETTLEMENTS)

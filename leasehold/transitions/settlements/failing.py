@@ -59,9 +59,12 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 ){END_FAILED_JOBS}
--- `settled` is also true if this statement ran before, and only its answer was lost.
+-- `settled` is also true if this statement ran before, and only its answer was lost. Then the failure has the same
+-- cause. It differs if, for example, the sweeper has failed the task because its worker was lost.
 SELECT a.id AS task_id, f.status AS state,
-       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
+       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed') AND ($4::text[])[a.nth] = (
+           SELECT earlier.cause FROM failure earlier WHERE earlier.task_id = a.id AND earlier.epoch = a.epoch
+       )), false) AS settled,
        coalesce(f.status, t.status) = 'failed' AND NOT t.contained AS is_dead_letter,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers

@@ -141,9 +141,12 @@ WITH lease_batch AS MATERIALIZED (
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers
 )
--- `settled` is also true if this statement ran before, and only its answer was lost.
+-- `settled` is also true if this statement ran before, and only its answer was lost. Then the failure has the same
+-- cause. It differs if, for example, the sweeper has failed the task because its worker was lost.
 SELECT a.id AS task_id, f.status AS state,
-       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
+       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed') AND ($4::text[])[a.nth] = (
+           SELECT earlier.cause FROM failure earlier WHERE earlier.task_id = a.id AND earlier.epoch = a.epoch
+       )), false) AS settled,
        coalesce(f.status, t.status) = 'failed' AND NOT t.contained AS is_dead_letter,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers

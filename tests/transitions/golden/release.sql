@@ -59,8 +59,12 @@ WITH lease_batch AS MATERIALIZED (
     WHERE NOT starts_with(r.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
--- `settled` is also true if this statement ran before, and only its answer was lost.
-SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
+-- `settled` is also true if this statement ran before, and only its answer was lost. A task whose lease the sweeper has
+-- ended is pending, too, but then the lease has a failure. (PostgreSQL could turn an EXISTS into a hash table of all
+-- failures.)
+SELECT a.id AS task_id,
+       coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending' AND (
+           SELECT f.cause FROM failure f WHERE f.task_id = a.id AND f.epoch = a.epoch) IS NULL), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN released_tasks r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
