@@ -25,6 +25,7 @@ from leasehold.worker.attempts import isolated
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import Source, sources_of
 from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.attempts.speculation import Speculation, steps_after
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.worker import Worker
@@ -276,7 +277,7 @@ def second_of_halves() -> Claimed:
 async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
     claimed = second_of_halves()
     sources = [Source("first", "a.txt", "key", "abc")]
-    ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
+    ahead = Speculation(claimed.lease, {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
     assert ahead.fits(claimed, sources)
     assert ahead.fits(claimed, [replace(sources[0], sha256=None)])  # an input of the job
     others = [
@@ -299,8 +300,8 @@ async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(
     second = second_of_halves()
     first = replace(second, step="first", lease=replace(second.lease, task_id=uuid4()))
     third = replace(second, step="third", lease=replace(second.lease, task_id=uuid4()))
-    kept = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
-    beside = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
+    kept = Speculation(first.lease, {"n": 1}, Path("/nowhere"), {}, {})
+    beside = Speculation(first.lease, {"n": 1}, Path("/nowhere"), {}, {})
     directories = SimpleNamespace(adopt=lambda *_: None)
     unused: Any = None
     attempts = IsolatedAttempts(
@@ -319,6 +320,39 @@ async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(
     assert (kept.running.cancelling(), beside.running.cancelling()) == (0, 1)
     attempts.discard_speculations(second, None)
     assert (kept.running.cancelling(), attempts._speculations) == (1, {})
+
+
+async def test_a_claim_that_comes_twice_ends_nothing_that_was_begun_ahead(
+    worker: Worker, store: Gatekeeper, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover that has lost the commit of the claim: the worker gets an equal lease for the attempt that it
+    runs already.
+    """
+    begun: dict[str, tuple[Claimed, Any]] = {}
+    run = Runner.run
+
+    async def recorded(runner: Runner, claimed: Claimed, parent: Any, slot: Any) -> Claimed | None:
+        begun[claimed.step] = claimed, slot
+        return await run(runner, claimed, parent, slot)
+
+    async def claimed_again(step: str) -> None:
+        claimed, slot = begun[step]
+        await run(worker.parts.runner, replace(claimed, lease=replace(claimed.lease)), None, slot)
+
+    monkeypatch.setattr(Runner, "run", recorded)
+    new = await begin(rows, second="wait")
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.ahead()
+        await claimed_again("first")
+        assert ahead.running.cancelling() == 0
+        store.open.set()
+        while ahead.owner_task is None:
+            await asyncio.sleep(0.02)
+        await claimed_again("second")
+        assert (ahead.running.cancelling(), ahead.running.done()) == (0, False)
+    await jobs.request_cancel(rows.connection, [new.id], "t", reason="", by="test")
+    assert (await end_of(rows, new.id))["status"] == "cancelled"
+    assert await rows.connection.fetchval("SELECT sum(errors) FROM task") == 0
 
 
 async def test_a_cancel_that_comes_before_a_step_has_its_inputs_is_seen_by_its_handler(

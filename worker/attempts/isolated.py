@@ -134,17 +134,14 @@ class IsolatedAttempts:
         if not self._speculations:
             return
         used_key = (claimed.job_id, claimed.step)
-        started_keys = [
-            key
-            for key, speculation in self._speculations.items()
-            if speculation.bound_to == claimed.lease.task_id and key != used_key
-        ]
-        for key in started_keys:
-            if next_claimed is None:
+        # `is`: after a failover that has lost a claim, two attempts may have equal leases (Heartbeat.hold). Only the
+        # older one is valid, and the end of the other one must not end the older one's speculations.
+        bound_keys = [key for key, speculation in self._speculations.items() if speculation.bound_to is claimed.lease]
+        for key in bound_keys:
+            if next_claimed is None or key == used_key:
                 self._discard(key)
             else:
-                self._speculations[key].bound_to = next_claimed.lease.task_id
-        self._discard(used_key)
+                self._speculations[key].bound_to = next_claimed.lease
 
     # --- the steps of `perform`
 
@@ -264,7 +261,7 @@ class IsolatedAttempts:
             paths |= {name: file.path for name, file in done.files.items()}
         directory, files = self._directories.make_linked(claimed.lease, next_step.name, paths)
         sha256 = {name: digest for name, (_, digest) in shared.items()}
-        return Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
+        return Speculation(claimed.lease, claimed.params, directory, files, sha256)
 
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation

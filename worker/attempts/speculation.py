@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done
 from leasehold.telemetry.attempt_logs import Recorder, current
@@ -53,16 +54,16 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the task at whose end the worker discards the speculation. At first it is the task whose attempt started
-    the speculation. While this worker goes on with the job, it is the task of the step that runs. From `take` on, it is
-    `owner_task`.
+    `bound_to`: the lease of the attempt at whose end the worker discards the speculation. At first it is the attempt
+    that started the speculation. While this worker goes on with the job, it is the attempt at the step that runs. From
+    `take` on, it is the attempt that has taken the speculation.
     `owner_task`: the task whose attempt has taken the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that makes the last input has published it.
     `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
     """
 
-    bound_to: UUID
+    bound_to: Lease
     params: Mapping[str, Any]
     directory: Path
     files: Mapping[str, Path]
@@ -98,7 +99,7 @@ class Speculation:
         recorder_of_attempt = current()
         if self.recorder is not None and recorder_of_attempt is not None:
             self.recorder.hand_over(recorder_of_attempt)
-        self.owner_task = self.bound_to = claimed.lease.task_id
+        self.owner_task, self.bound_to = claimed.lease.task_id, claimed.lease
         self._on_progress = on_progress
 
     def progress(self, percent: float, summary: str) -> None:
