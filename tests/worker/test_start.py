@@ -22,6 +22,7 @@ from leasehold.transitions import jobs
 from leasehold.transitions.endings import JobEnded
 from leasehold.worker import parts
 from leasehold.worker.leases import registration
+from leasehold.worker.leases.orphans import release_tasks
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -262,7 +263,6 @@ async def test_tasks_that_cannot_be_given_back_together_at_the_end_of_a_worker_a
     settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row of a job was locked for a moment."""
-    release_tasks = registration.release_tasks
 
     async def release_one(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
         if len(tasks) > 1:
