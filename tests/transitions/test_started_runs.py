@@ -287,8 +287,9 @@ async def test_a_retried_workflow_waits_again_for_the_runs_that_may_still_end_an
 async def test_a_run_that_is_retried_beside_its_workflow_before_the_duty_has_come_belongs_to_it(
     rows: Rows, first: str
 ) -> None:
+    """And a detached one does not."""
     broken = await ended(rows, succeeds=False)
-    workflow = await running(rows, start(0, broken), result(1, broken))
+    workflow = await running(rows, start(0, broken), result(1, broken), start(2, broken, "done"))
     await fail(rows, workflow)
     before = await journal(rows, workflow)
     if first == "both at once":
