@@ -125,7 +125,7 @@ async def open_parts(
         ready = warming.result() if is_complete else queues.inline
         await until_answered(partial(check_pooler, settings), within=_PATIENCE_SECONDS)
         registration = await stack.enter_async_context(
-            registered(pool, _registration_of(settings, pipelines, queues, worker, ready))
+            registered(pool, _registration_of(settings, pipelines, queues, worker, ready, children))
         )
 
         announcer = await stack.enter_async_context(announcing(broker, pool))
@@ -205,12 +205,18 @@ async def open_parts(
 
 
 def _registration_of(
-    settings: Settings, pipelines: Pipelines, queues: ServedQueues, worker: UUID, ready: frozenset[str]
+    settings: Settings,
+    pipelines: Pipelines,
+    queues: ServedQueues,
+    worker: UUID,
+    ready: frozenset[str],
+    children: Children,
 ) -> Registration:
     """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because this process has loaded
-    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these by pipeline.
+    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these by pipeline. If the
+    children have been refused by now, they have no pipelines.
     """
-    handlers = pipelines.loaded_handlers(queues.isolated_pipelines)
+    handlers = pipelines.loaded_handlers(children.pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
 
 

@@ -162,11 +162,14 @@ class Worker:
         except DeclarationError:
             await self.drain()
             raise
-        if queues != self.queues and not self._draining:
-            await self.parts.registration.change_queues(self.parts.pool, queues)
+        if not self._draining:
+            # Children that were refused are closed. Then the worker has no code of isolated steps any more, also where
+            # such a step stands in an inline queue.
+            handlers = self.pipelines.loaded_handlers(self.parts.children.pipelines)
+            await self.parts.registration.change(self.parts.pool, queues, handlers)
             # A drain that began meanwhile has stopped only the slot pools that existed then. A pool that started now
             # would go on claiming, and the drain would wait for this pool without end.
-            if not self._draining:
+            if queues != self.queues and not self._draining:
                 self.parts.slot_pools.start_isolated(self._chosen.isolated)
                 self.queues = queues
                 self._log_serving(later=frozenset())

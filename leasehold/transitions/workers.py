@@ -59,17 +59,32 @@ async def register(
         list(queues),
         slots,
         pool,
-        None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers),
+        _recorded(handlers),
         draining,
     )
     return key
 
 
-async def record_queues(
-    connection: Connection, worker: UUID, queues: Sequence[str], slots: Sequence[int] | None = None
+async def record_served(
+    connection: Connection,
+    worker: UUID,
+    queues: Sequence[str],
+    slots: Sequence[int] | None = None,
+    handlers: Sequence[str] | None = None,
 ) -> None:
-    """Record that the worker serves these queues from now on, and no others."""
-    await connection.execute("UPDATE worker SET queues = $2, slots = $3 WHERE id = $1", worker, list(queues), slots)
+    """Record that from now on the worker serves these queues and has code for these handlers, and no others."""
+    await connection.execute(
+        "UPDATE worker SET queues = $2, slots = $3, handlers = $4 WHERE id = $1",
+        worker,
+        list(queues),
+        slots,
+        _recorded(handlers),
+    )
+
+
+def _recorded(handlers: Sequence[str] | None) -> list[str] | None:
+    """The handlers as a worker's row names them. None: the row names none."""
+    return None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers)
 
 
 _KEEP_LEASES = f"""

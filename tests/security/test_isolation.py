@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import structlog
 
 from leasehold.cli import doctor
 from leasehold.cli.installation import Installation, default_isolation
+from leasehold.db import handler_reads
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.ids import id_of_instant
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker import parts
 from leasehold.worker.sandbox import isolation, landlock, seccomp
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -65,6 +70,48 @@ async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_
     assert (line["log_level"], line["queues"]) == ("error", ["partly-isolated"])
     assert set(line["missing"]) <= {"seccomp", "network", "landlock"}
     assert "LEASEHOLD_ISOLATION=best_effort" in line["why"]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_worker_that_refuses_isolated_queues_says_that_it_has_no_code_of_isolated_steps(
+    settings: Settings, tmp_path: Path, connection: Connection, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """A task of such a step may stand in an inline queue, as in a template. Taken for one that has the code, the worker
+    would claim the task and put it off each half minute for ever.
+    """
+    registered = asyncio.Event()
+    warm, open_servers = parts._servable_queues, parts._open_servers
+
+    async def warm_late(*arguments: Any) -> Any:
+        await registered.wait()
+        return await warm(*arguments)
+
+    async def open_late(*arguments: Any) -> Any:
+        opened = await open_servers(*arguments)
+        *_, warming = arguments
+        await asyncio.wait([warming])
+        return opened
+
+    if is_late:
+        monkeypatch.setattr(parts, "_servable_queues", warm_late)
+    else:
+        monkeypatch.setattr(parts, "_open_servers", open_late)
+    elsewhere = Pipeline("partly_isolated", module="", steps=[Step("act", queue="partly-inline", isolated=True)])
+    place = ("partly-inline", "partly_isolated.act")
+    old = jobs.NewJob(elsewhere, "t", id=id_of_instant(datetime.now(UTC) - timedelta(hours=2)))
+    async with Worker(lesser(settings, tmp_path, "without_any", "required"), partly.pipelines()) as worker:
+        assert (await handler_reads.served(connection, [place], []))[place].able == is_late
+        registered.set()
+        await worker.complete.wait()
+        assert (await handler_reads.served(connection, [place], []))[place].able == 0
+        assert "partly_inline.act" in worker.parts.registration.handlers
+        assert "partly_isolated.act" not in worker.parts.registration.handlers  # it wakes no such task
+        await jobs.submit(connection, [old])
+        put_off = "SELECT available_at - clock_timestamp() FROM task WHERE job_id = $1 AND status = 'waiting'"
+        async with asyncio.timeout(60):
+            while (pause := await connection.fetchval(put_off, old.id)) is None:
+                await asyncio.sleep(0.02)
+    assert pause > timedelta(hours=1)  # for as long as the job is old
 
 
 async def test_a_worker_that_is_left_with_nothing_ends_with_an_error(settings: Settings, tmp_path: Path) -> None:

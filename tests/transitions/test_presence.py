@@ -257,7 +257,7 @@ async def test_what_is_written_of_a_worker_changes_no_other_worker(rows: Rows, a
     heartbeat = (await another()).connection
     assert await workers.appear(heartbeat, worker, key)
     assert await workers.record_alive(heartbeat, worker, {"default": 1}) is False
-    await workers.record_queues(connection, worker, ["elsewhere"])
+    await workers.record_served(connection, worker, ["elsewhere"])
     assert await connection.fetchval(queues, worker) == ["elsewhere"]
     assert await workers.ask_to_drain(connection, worker)
     assert await workers.record_alive(heartbeat, worker, {}) is True

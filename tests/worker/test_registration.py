@@ -53,15 +53,16 @@ async def test_a_worker_is_listed_with_what_it_serves_until_its_end(
         listed = await row(rows, worker)
         assert (listed["queues"], listed["slots"]) == (["default", "mail"], [3, 2])
         assert (listed["pool"], listed["handlers"]) == ("big", ["one.a", "two.b"])
-        await made.change_queues(pool, {"mail", "later"})
+        await made.change(pool, {"mail", "later"}, ["two.c", "one.a"])
         listed = await row(rows, worker)
         assert (listed["queues"], listed["slots"]) == (["later", "mail"], [1, 2])
+        assert (listed["handlers"], made.handlers) == (["one.a", "two.c"],) * 2
         await made.record_drain(pool)
         assert (await row(rows, worker))["draining"]
     assert await row(rows, worker) == {}
     assert await row(rows, bystander) == untouched
     known = await rows.connection.fetch("SELECT name FROM known_handler ORDER BY name")
-    assert [one["name"] for one in known] == ["one.a", "two.b"]  # when their code was last there can still be said
+    assert [one["name"] for one in known] == ["one.a", "two.c"]  # when their code was last there can still be said
 
 
 async def test_a_worker_that_drains_drains_in_the_row_that_it_writes_anew(rows: Rows, pool: Pool) -> None:

@@ -142,14 +142,14 @@ async def test_a_drain_that_begins_while_later_queues_are_recorded_ends(
     settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording, go_on = asyncio.Event(), asyncio.Event()
-    change_queues = Registration.change_queues
+    change = Registration.change
 
     async def change_late(*arguments: Any) -> None:
         recording.set()
         await go_on.wait()
-        await change_queues(*arguments)
+        await change(*arguments)
 
-    monkeypatch.setattr(Registration, "change_queues", change_late)
+    monkeypatch.setattr(Registration, "change", change_late)
     async with starting(settings, tmp_path, "late") as worker:
         await asyncio.wait_for(recording.wait(), 60)
         draining = asyncio.create_task(worker.drain())
@@ -169,7 +169,7 @@ async def test_queues_that_come_later_are_recorded_once_the_table_is_there_again
         registration = Registration(worker, ["early"])
         await registration.write(rows.connection)
         await rows.connection.execute("ALTER TABLE worker RENAME TO worker_of_tomorrow")
-        changing = asyncio.create_task(registration.change_queues(pool, ["early", "late"]))
+        changing = asyncio.create_task(registration.change(pool, ["early", "late"], None))
         done, _ = await asyncio.wait([changing], timeout=0.5)
         assert done == set()
         await rows.connection.execute("ALTER TABLE worker_of_tomorrow RENAME TO worker")

@@ -83,13 +83,16 @@ class Registration:
             draining=self._draining,
         )
 
-    async def change_queues(self, pool: Pool, queues: Iterable[str]) -> None:
-        """Record that the worker serves these queues from now on."""
+    async def change(self, pool: Pool, queues: Iterable[str], handlers: Iterable[str] | None) -> None:
+        """Record which queues the worker serves from now on, and which handlers it has. `handlers`: as for a new
+        Registration.
+        """
         self._queues = sorted(queues)
+        self._handlers = None if handlers is None else sorted(handlers)
 
         async def change() -> None:
             async with pool.acquire() as connection, _missing_schema_as_outage():
-                await workers.record_queues(connection, self.worker, self._queues, self._slots)
+                await workers.record_served(connection, self.worker, self._queues, self._slots, self._handlers)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
 
