@@ -69,7 +69,7 @@ async def test_when_time_passes_all_instants_of_a_run_are_so_much_older(rows: Ro
     before = await instants()
     await let_pass(c, TIME)
     assert await instants() == [tuple(None if time is None else time - TIME for time in row) for row in before]
-    assert await c.fetch("SELECT value FROM journal WHERE kind = 'call'") == [({"value": 7},)]
+    assert await c.fetchval("SELECT value FROM journal WHERE kind = 'call'") == {"value": 7}
 
 
 async def test_a_tick_that_time_has_passed_is_due_now_and_not_missed_and_a_paused_schedule_stays_paused(

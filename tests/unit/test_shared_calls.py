@@ -125,6 +125,9 @@ class Rows:
     def cancelled(self) -> bool:
         return False
 
+    def is_last_attempt(self) -> bool:
+        raise NotImplementedError
+
     def check(self) -> None: ...
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
