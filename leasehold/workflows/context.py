@@ -106,6 +106,9 @@ class Context:
         """Start a separate run of a workflow or a task. Awaiting the call gives the handle of the new run. The new run
         is cancelled when this run is cancelled, fails or expires. Exception: a run that `ctx.detached.start` has
         started goes on.
+
+        Each call starts a run of its own: the options `unique` and `debounce` of the task, and the limit on the size of
+        a submitted payload, do not apply.
         """
         runnable = task.runnable
         return StartCall(
