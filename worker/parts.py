@@ -161,7 +161,13 @@ async def open_parts(
         )
         stack.callback(inline.workflows.close)
         isolated = IsolatedAttempts(
-            store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
+            store=store,
+            pool=pool,
+            children=children,
+            warming=warming,
+            reporter=reporter,
+            directories=directories,
+            settings=settings,
         )
         evaluator = await stack.enter_async_context(evaluating(settings))
         templates = Templates(pipelines, evaluator)

@@ -114,6 +114,38 @@ async def test_a_worker_that_refuses_isolated_queues_says_that_it_has_no_code_of
     assert pause > timedelta(hours=1)  # for as long as the job is old
 
 
+async def test_no_child_runs_anything_before_the_worker_knows_its_fences(
+    settings: Settings, tmp_path: Path, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of an isolated step that stands in an inline queue may be claimed while the worker warms up."""
+    claimed = asyncio.Event()
+    decide = parts._servable_queues
+
+    async def decide_late(*arguments: Any) -> Any:
+        await claimed.wait()
+        return await decide(*arguments)
+
+    monkeypatch.setattr(parts, "_servable_queues", decide_late)
+    elsewhere = Pipeline("partly_isolated", module="", steps=[Step("act", queue="partly-inline", isolated=True)])
+    early = jobs.NewJob(elsewhere, "t")
+    await jobs.submit(connection, [early])
+    async with Worker(lesser(settings, tmp_path, "without_any", "required"), partly.pipelines()) as worker:
+        status = "SELECT status FROM task WHERE job_id = $1"
+        async with asyncio.timeout(60):
+            while await connection.fetchval(status, early.id) != "running":
+                await asyncio.sleep(0.02)
+            await until_children_are_ready(worker)
+            claimed.set()
+            while (now := await connection.fetchval(status, early.id)) == "running":
+                await asyncio.sleep(0.02)
+    assert now == "waiting", "it was put off, for a worker that may run it"
+
+
+async def until_children_are_ready(worker: Worker) -> None:
+    while worker.parts.children.isolation == "not started":
+        await asyncio.sleep(0.02)
+
+
 async def test_a_worker_that_is_left_with_nothing_ends_with_an_error(settings: Settings, tmp_path: Path) -> None:
     alone = lesser(settings, tmp_path, "without_landlock", "required", worker_queues="partly-isolated")
     with pytest.raises(DeclarationError, match=r"no queue is left to serve: .*no Landlock"):

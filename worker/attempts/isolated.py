@@ -6,6 +6,7 @@ While the outputs are published, the attempt may start the next steps speculativ
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,11 @@ Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
-    """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end."""
+    """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end.
+
+    `warming`: ends when the children have loaded their handlers, and the worker has decided whether their fences
+    suffice. If not, the children are closed by then.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class IsolatedAttempts:
         store: ObjectStore,
         pool: Pool,
         children: Children,
+        warming: asyncio.Task[Any],
         reporter: Reporter,
         directories: Directories,
         settings: Settings,
@@ -58,6 +64,7 @@ class IsolatedAttempts:
         self._store = store
         self._pool = pool
         self._children = children
+        self._warming = warming
         self._reporter = reporter
         self._directories = directories
         self._settings = settings
@@ -66,8 +73,17 @@ class IsolatedAttempts:
 
     @property
     def pipelines(self) -> Collection[str]:
-        """The pipelines whose isolated steps this worker can run."""
+        """The pipelines whose isolated steps this worker can run, or may be able to run while it warms up."""
         return self._children.pipelines
+
+    async def may_perform(self, pipeline: Pipeline) -> bool:
+        """Wait until the worker has warmed up. Returns whether it can run the pipeline's isolated steps.
+
+        A task of such a step may stand in an inline queue, which the worker serves meanwhile. No child may run it
+        before the worker knows that the child is confined.
+        """
+        await asyncio.wait([self._warming])
+        return pipeline.name in self._children.pipelines
 
     async def perform(
         self,

@@ -290,6 +290,8 @@ class Runner:
         record_in(log_and_stream)  # store what the handler logs
         try:
             if step.isolated:
+                if not await self._isolated.may_perform(pipeline):
+                    return await self._put_off(claimed)
                 return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
             return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
