@@ -63,6 +63,21 @@ async def test_an_open_submission_holds_back_nobody_at_its_limits(
             await what(rows.connection)
 
 
+@pytest.mark.parametrize(("is_declared", "brought"), [(True, 9), (False, None)])
+async def test_an_open_submission_that_changes_no_bounds_holds_back_nobody(
+    rows: Rows, another: Open, is_declared: bool, brought: int | None
+) -> None:
+    """An operator declared the limit, or the job brings none."""
+    await wait_at(rows, *OWN)
+    await rows.connection.execute("UPDATE gate SET declared = $1", is_declared)
+    other = await another()
+    await wait_for_no_lock(rows)
+    async with other.connection.transaction():
+        await other.submit(ONE, limits=[ConcurrencyLimit(*name, at_most=brought) for name in (K, SHARED)])
+        async with rows.connection.transaction():
+            await admit(rows.connection)
+
+
 async def test_a_job_of_an_open_submission_is_admitted_after_the_commit_and_exceeds_no_limit(
     rows: Rows, another: Open
 ) -> None:
