@@ -305,8 +305,8 @@ async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(
     directories = SimpleNamespace(adopt=lambda *_: None)
     unused: Any = None
     attempts = IsolatedAttempts(
-        store=unused, pool=unused, children=unused, reporter=unused, directories=cast("Any", directories),
-        settings=unused,
+        store=unused, pool=unused, children=unused, warming=unused, reporter=unused,
+        directories=cast("Any", directories), settings=unused,
     )  # fmt: skip
     attempts._speculations = {(second.job_id, "second"): kept, (second.job_id, "third"): beside}
     for speculation in (kept, beside):
