@@ -65,7 +65,7 @@ def port_of(servers: Servers, *, trusted: bool = True) -> _Port:
         return key.encode()
 
     workflows: Any = SimpleNamespace(pool=servers, store=SimpleNamespace(fetch_bytes=fetch_bytes), max_result_bytes=9)
-    attempt: Any = SimpleNamespace(handler=("p", "s"), tenant_id="t", lease=LEASE)
+    attempt: Any = SimpleNamespace(handler=("p", "s"), tenant_id="t", lease=LEASE, is_last=False)
     slot: Any = None
     return _Port(workflows, attempt, held_by(trusted=trusted), slot)
 

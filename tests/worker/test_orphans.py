@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold.db.database import connect
 from leasehold.domain.lease import Lease
+from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker.leases import orphans as orphans_module
 from leasehold.worker.leases.orphans import Orphans
@@ -97,4 +99,33 @@ async def test_what_is_held_stays_and_the_search_goes_on_while_it_does(
     assert is_searching(orphans)
     await rows.connection.execute("UPDATE task SET lease_until = lease_until + interval '1 hour'")  # it was renewed
     await orphans.release(rows.connection, [held.lease.task_id])
+    assert not is_searching(orphans)
+
+
+@pytest.mark.parametrize("table", ["job", "task"])
+async def test_a_task_that_somebody_has_locked_delays_no_other_and_is_given_back_later(
+    orphans: Orphans, clock: Clock, rows: Rows, settings: Settings, table: str
+) -> None:
+    """The heartbeat gives tasks back: while it waits, it renews no lease."""
+    locked, free = (await rows.leased()).lease, (await rows.leased()).lease
+    await orphans.begin_search(rows.connection)
+
+    async def look_twice() -> None:
+        for _ in range(2):
+            await orphans.release(rows.connection, [])
+            clock.now += 1.0
+
+    other = await connect(settings, "test")
+    try:
+        async with other.transaction():
+            row = {"job": "SELECT job_id FROM task WHERE id = $1", "task": "SELECT $1::uuid"}[table]
+            await other.execute(f"SELECT 1 FROM {table} WHERE id = ({row}) FOR UPDATE", locked.task_id)
+            await rows.connection.execute("SET lock_timeout = '1s'")
+            await look_twice()
+            assert [await is_running(rows, lease) for lease in (locked, free)] == [True, False]
+            assert is_searching(orphans)
+    finally:
+        await other.close()
+    await look_twice()
+    assert not await is_running(rows, locked)
     assert not is_searching(orphans)

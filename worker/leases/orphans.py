@@ -51,9 +51,9 @@ class Orphans:
         self._suspects, self._suspected_at = {}, monotonic()
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
-        """Release the orphans that two queries have found. `held`: the tasks that the worker holds, and those of lost
-        leases whose attempts have not stopped yet. Returns the jobs that have ended: a job that is being cancelled ends
-        with the release of its last task.
+        """Release the orphans that two queries have found, but not those whose rows somebody has locked. `held`: the
+        tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns the jobs that
+        have ended: a job that is being cancelled ends with the release of its last task.
         """
         assert self._search_began_at is not None
         owned_tasks = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
@@ -66,11 +66,15 @@ class Orphans:
             return []
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
-        if owned_tasks == orphans:
+        async with connection.transaction():
+            # Leave a task whose job somebody has locked to a later call. This is the connection of the heartbeat: if it
+            # waited, the worker would renew no lease, and would count as dead.
+            unlocked_tasks = await claims.lock_unlocked(connection, orphans)
+            to_release = {task: epoch for task, epoch in orphans.items() if task in unlocked_tasks}
+            ended = await release_tasks(connection, self._worker, to_release) if to_release else []
+        if to_release == owned_tasks:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
-        if not orphans:
-            return []
-        return await release_tasks(connection, self._worker, orphans)
+        return ended
 
 
 async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:

@@ -7,7 +7,16 @@ its job's lock, so no transition locks in the opposite order.
 from leasehold.transitions.claims.by_hint import CLAIM, claim, claim_again
 from leasehold.transitions.claims.by_poll import POLL, Polled, claim_due, poll
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
-from leasehold.transitions.claims.renewals import CANCELLED, RENEW, Renewal, owned, owned_before, renew, to_cancel
+from leasehold.transitions.claims.renewals import (
+    CANCELLED,
+    RENEW,
+    Renewal,
+    lock_unlocked,
+    owned,
+    owned_before,
+    renew,
+    to_cancel,
+)
 
 __all__ = [
     "CANCELLED",
@@ -22,6 +31,7 @@ __all__ = [
     "claim_again",
     "claim_due",
     "claimed_of",
+    "lock_unlocked",
     "owned",
     "owned_before",
     "poll",

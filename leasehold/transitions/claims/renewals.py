@@ -105,3 +105,20 @@ async def owned_before(connection: Connection, owner: UUID, instant: datetime, t
     """
     rows = await connection.fetch(_OWNED_BEFORE, owner, instant, timedelta(seconds=ttl))
     return {row["id"]: row["epoch"] for row in rows}
+
+
+# $1 tasks. Passes over the tasks whose job, or whose own row, another transaction has locked.
+_LOCK_UNLOCKED = """
+-- lock_unlocked
+SELECT t.id FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.id = ANY($1::uuid[])
+ORDER BY j.id, t.id
+FOR UPDATE OF j, t SKIP LOCKED
+"""
+
+
+async def lock_unlocked(connection: Connection, tasks: Iterable[UUID]) -> set[UUID]:
+    """Lock those of the tasks, and their jobs, that no other transaction has locked. Returns these tasks. Call this in
+    a transaction: a settlement of these tasks then waits for nobody.
+    """
+    return {row["id"] for row in await connection.fetch(_LOCK_UNLOCKED, list(tasks))}
