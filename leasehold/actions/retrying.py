@@ -20,7 +20,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.job_kinds import FailedJob, RetryTerms
-from leasehold.transitions import jobs, limits, runs
+from leasehold.transitions import debounce, jobs, limits, runs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.limits import TenantRules
@@ -109,6 +109,8 @@ async def revive(
     failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict
     of the kind's `after_retry`.
     """
+    # Before `dispatch`, which may write limits of a run that follows: a debounced submission locks keys before limits.
+    await debounce.lock_keys_of_jobs(connection, target.tenant_id, [target.id])
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:
         new_run = _new_run(target, template_version, params)

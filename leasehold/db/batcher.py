@@ -28,7 +28,8 @@ _ALONE_SECONDS = 1.0
 #: Such a statement may take this many times as long as the last one that PostgreSQL answered, or as the item's last try
 #: alone. So an item gets its answer in the end, however slow the database is.
 _LIMIT_FACTOR = 2.0
-#: After a try alone that took too long, the items that are set aside pause for this many times its duration.
+#: An item that is set aside is tried again, as the first of all these items, after this many times the duration of its
+#: last try.
 _PAUSE_FACTOR = 2.0
 
 
@@ -185,7 +186,8 @@ class Batcher(Generic[_Item, _Answer]):
         request.alone_seconds = seconds
         self._aside.append(request)
         self._newer_first = True
-        self._resume_after(max(_PAUSE_FACTOR * seconds, self._pause))
+        # By the duration of the item that is next: a new item does not wait for long because of an old one.
+        self._resume_after(max(_PAUSE_FACTOR * (self._aside[0].alone_seconds or 0.0), self._pause))
 
     def _resume_after(self, seconds: float) -> None:
         """Try the first of the items that are set aside again, after `seconds`. Its end decides when the next follows.

@@ -185,9 +185,10 @@ class TestApp:
 
     def travel(self, **time: float) -> None:
         """Let time pass for all that waits: `travel(hours=1)`, with the arguments of `timedelta`. The instants in the
-        database move back, those of what has happened and those of what is due; nobody sleeps. So `ctx.now()` of a
-        workflow moves by this time relative to its earlier instants, and not relative to the clock of the test. A
-        schedule fires at most once per `travel`, even if it was due several times in that span.
+        database move back, those of what has happened and those of what is due; nobody sleeps. So a workflow sees by
+        `ctx.now()` how much time has passed since its earlier instants. But these instants change: code that compares
+        `ctx.now()` with a date or an hour of the day may take another way after `travel`. A schedule fires at most once
+        per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:

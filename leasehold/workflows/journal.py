@@ -4,7 +4,8 @@ the entry at its place (branch and number). The entry must name the same call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from leasehold.domain.errors import Permanent
@@ -21,6 +22,8 @@ class Replay:
         self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
         self.length = len(self._entries)
         self._last_match: str | None = None
+        #: How many entries are left in each branch and in the branches below it. None: nobody has asked for it yet.
+        self._left: Counter[str] | None = None
 
     def at(self, place: Place) -> Entry | None:
         return self._entries.get(place)
@@ -29,7 +32,9 @@ class Replay:
         """Whether the run has made calls in this branch that the code has not come to yet, or in the branches of its
         later gathers.
         """
-        return any(entry.branch.startswith(branch) for entry in self._entries.values())
+        if self._left is None:
+            self._left = Counter(above for entry in self._entries.values() for above in _with_ancestors(entry.branch))
+        return self._left[branch] > 0
 
     def take(self, call: Journaled[Any]) -> Entry | None:
         """The entry at the call's place. None: the call is new. Raises Permanent `workflow_changed`."""
@@ -39,6 +44,8 @@ class Replay:
         if (entry.kind, entry.name) != (call.kind, call.name):
             raise self._changed(entry, f"{call.kind} {call.name}")
         del self._entries[entry.branch, entry.number]
+        if self._left is not None:
+            self._left.subtract(_with_ancestors(entry.branch))
         self._last_match = _described(entry)
         return entry
 
@@ -55,6 +62,14 @@ class Replay:
             "replay"
         )
         return Permanent("workflow_changed", sentence)
+
+
+def _with_ancestors(branch: str) -> Iterator[str]:
+    """The branch and all branches above it. The path of a branch ends with `/`, and begins with that of the branch
+    above; the path of the first branch is empty.
+    """
+    yield ""
+    yield from (branch[: end + 1] for end, character in enumerate(branch) if character == "/")
 
 
 def _described(entry: Entry) -> str:

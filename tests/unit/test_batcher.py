@@ -244,6 +244,35 @@ async def test_items_that_are_set_aside_leave_most_of_the_time_to_others(monkeyp
     assert tried == [[1, 2], [1], [2], [7], [7], [7]]
 
 
+async def test_an_item_that_is_new_among_those_set_aside_pauses_by_its_own_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock may have gone already, while that of an old item stays for minutes."""
+    seconds = pause = 0.0
+    tries: list[tuple[int, float]] = []  # each item, and the pause before its try
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        nonlocal seconds
+        tries.append((items[0], pause))
+        seconds += {1: 100.0, 2: 1.0}[items[0]]
+        raise TimeoutError
+
+    def at_once(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        nonlocal pause
+        pause = delay
+        return call_later(0.0, *arguments)
+
+    monkeypatch.setattr(batcher_module, "monotonic", lambda: seconds)
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        monkeypatch.setattr(loop, "call_later", at_once)
+        asking = [asyncio.create_task(opened.ask(n)) for n in (1, 2)]
+        while len(tries) < 12:
+            await asyncio.sleep(0)
+        monkeypatch.undo()
+        assert not any(asked.done() for asked in asking)
+    assert set(tries[-6:]) == {(1, 200.0), (2, 2.0)}
+
+
 async def test_an_item_that_is_only_slow_is_answered_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets more time with each try."""
     monkeypatch.setattr(batcher_module, "_ALONE_SECONDS", 0.001)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,11 +14,12 @@ from uuid import UUID
 import pytest
 
 from leasehold.db import run_reads
-from leasehold.db.database import Connection, make_pool
+from leasehold.db.database import Connection, connect, make_pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.transitions.claims import Claimed
 from leasehold.transitions.endings import JobEnded
 from leasehold.worker import parts
 from leasehold.worker.leases import registration
@@ -259,25 +260,48 @@ async def test_at_the_end_of_a_worker_only_its_own_tasks_are_given_back_and_thos
     assert (await rows.job(cancelled.job_id))["status"] == "cancelled"
 
 
-async def test_tasks_that_cannot_be_given_back_together_at_the_end_of_a_worker_are_given_back_one_by_one(
+async def test_a_task_whose_job_is_locked_for_a_moment_at_the_end_of_its_worker_is_given_back_too(
     settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row of a job was locked for a moment."""
+    monkeypatch.setattr(registration, "_RELEASE_SECONDS", SECONDS)
+    locked, free = await rows.leased(), await rows.leased()
 
-    async def release_one(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
-        if len(tasks) > 1:
-            raise TimeoutError
+    async def states() -> list[str]:
+        return [(await rows.task(claimed.lease.task_id))["status"] for claimed in (locked, free)]
+
+    other = await connect(settings, "test")
+    async with make_pool(settings, "test", 2) as pool, AsyncExitStack() as stack:
+        await stack.enter_async_context(registration.registered(pool, Registration(rows.terms.owner, ["default"])))
+        async with other.transaction():
+            await other.execute("SELECT 1 FROM job WHERE id = $1 FOR UPDATE", locked.job_id)
+            ending = asyncio.create_task(stack.aclose())
+            while await states() != ["running", "pending"]:
+                await asyncio.sleep(0.02)
+        await ending
+    await other.close()
+    assert await states() == ["pending", "pending"]
+    assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
+
+
+async def test_a_step_that_a_late_settlement_gives_a_worker_at_its_end_is_given_back_too(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A settlement may be under way in PostgreSQL, and claim the next step of its job."""
+    late: list[Claimed] = []
+
+    async def release_after_a_claim(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
+        if not late:
+            late.append(await rows.leased())
         return await release_tasks(connection, worker, tasks)
 
-    monkeypatch.setattr(registration, "release_tasks", release_one)
-    monkeypatch.setattr(registration, "_RELEASE_SECONDS", SECONDS)
-    running = [await rows.leased() for _ in range(2)]
+    monkeypatch.setattr(registration, "release_tasks", release_after_a_claim)
+    first = await rows.leased()
     async with (
         make_pool(settings, "test", 2) as pool,
         registration.registered(pool, Registration(rows.terms.owner, ["default"])),
     ):
         pass
-    assert [(await rows.task(claimed.lease.task_id))["status"] for claimed in running] == ["pending", "pending"]
+    assert [(await rows.task(one.lease.task_id))["status"] for one in (first, *late)] == ["pending", "pending"]
     assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
 
 

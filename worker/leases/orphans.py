@@ -66,6 +66,8 @@ class Orphans:
             return []
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
+        if not orphans:
+            return []
         async with connection.transaction():
             # Leave a task whose job somebody has locked to a later call. This is the connection of the heartbeat: if it
             # waited, the worker would renew no lease, and would count as dead.

@@ -25,9 +25,11 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
-#: Seconds that a release of tasks may take at the end of a worker. If it takes longer, it mostly waits for the row of a
-#: job that somebody has locked.
+#: Seconds that the release of all tasks may take at the end of a worker. If it takes longer, somebody has mostly locked
+#: the row of a job. Then the worker's row stays: with it, other workers see that the owner has ended.
 _RELEASE_SECONDS = 2.0
+#: Seconds between two tries to release a task whose job somebody has locked.
+_LOCKED_PAUSE_SECONDS = 0.1
 
 
 class Registration:
@@ -143,28 +145,22 @@ async def _unregister(pool: Pool, worker: UUID) -> None:
     try:
         async with pool.acquire() as connection:
             await workers.resign(connection, worker)  # from the leadership: another worker may lead now
-            if tasks := await claims.owned(connection, worker):
-                await _release(connection, worker, tasks)
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await _release_all(connection, worker)
             await workers.unregister(connection, worker)
     except TRY_AGAIN as error:
         log.warning("this worker could not unregister; the sweeper will delete its row", error=type(error).__name__)
 
 
-async def _release(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> None:
-    """Release the tasks (task -> epoch). If that takes too long, release each of them alone: a job's row that somebody
-    has locked delays no other job. Raises TimeoutError if a task could not be released.
+async def _release_all(connection: Connection, worker: UUID) -> None:
+    """Release all tasks of the worker, also one that a late settlement gives it meanwhile. If somebody has locked the
+    row of a job, the other jobs do not wait for it, and its task is tried again.
     """
-    try:
-        async with asyncio.timeout(_RELEASE_SECONDS):
-            count_ended_jobs(await release_tasks(connection, worker, tasks))
-    except TimeoutError:
-        if len(tasks) == 1:
-            raise
-        is_one_left = False
-        for task, epoch in tasks.items():
-            try:
-                await _release(connection, worker, {task: epoch})
-            except TimeoutError:
-                is_one_left = True
-        if is_one_left:
-            raise
+    while tasks := await claims.owned(connection, worker):
+        async with connection.transaction():
+            unlocked_tasks = await claims.lock_unlocked(connection, tasks)
+            to_release = {task: epoch for task, epoch in tasks.items() if task in unlocked_tasks}
+            ended = await release_tasks(connection, worker, to_release) if to_release else []
+        count_ended_jobs(ended)
+        if to_release != tasks:
+            await asyncio.sleep(_LOCKED_PAUSE_SECONDS)

@@ -157,9 +157,12 @@ async def _retry_charged(
         outcome = Outcome(busy=busy)
         retries = _Retries(context, connection, acting, charge, outcome)
         targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
+        # All keys first, as a debounced submission does. The other locks come later, also those of limits at which runs
+        # wait that follow the failures.
+        await debounce.lock_keys_of_jobs(connection, tenant_id, [target.id for target in targets])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
-        await retries.lock_keys_and_limits(remaining, tenant_id)
+        await retries.lock_limits(remaining, tenant_id)
         for target in remaining:
             await _act_alone(connection, target, outcome, partial(retries.retry, target))
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
@@ -245,11 +248,8 @@ class _Retries:
         # Last: after an error above, the savepoint undoes the retries, and no hint of them may stay.
         self._outcome.hints += hints
 
-    async def lock_keys_and_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
-        """Lock all keys of these jobs, as a debounced submission does, and then all limits at which these jobs will
-        wait: at once, in the order of their names, as an admission does.
-        """
-        await debounce.lock_keys_of_jobs(self._connection, tenant_id, [target.id for target in targets])
+    async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
+        """Lock all limits at which these jobs will wait: at once, in the order of their names, as an admission does."""
         rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
         limits: list[ConcurrencyLimit] = []
         for target in targets:
