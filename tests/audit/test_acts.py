@@ -164,8 +164,9 @@ BESIDE = {
     "upload",
     "quarantine",
 }
-#: Promotion undoes its copies, and leaves the key's row to the next call.
-UNDONE = {"promoteConversion": {"promoted_object", "conversion"}}
+#: Promotion undoes its copies, and leaves the key's row to the next call. Before a webhook is made, older jobs are told
+#: to report their ends (`job.notify`): without a webhook, they report to nobody.
+UNDONE = {"promoteConversion": {"promoted_object", "conversion"}, "createWebhook": {"job"}}
 
 
 def way_of(operation: str) -> Way:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,8 +27,13 @@ from tests.worker.conftest import SECONDS
 
 @pytest.fixture(autouse=True)
 async def handlers_end() -> AsyncIterator[None]:
+    """A test waits for the line that the handler logs, whatever level other tests have set for all loggers."""
+    logger = logging.getLogger(stubborn_steps.__name__)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     yield
     stubborn_steps.let_go()
+    logger.setLevel(level)
 
 
 def hasty(settings: Settings, tmp_path: Path) -> Worker:

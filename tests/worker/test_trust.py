@@ -46,6 +46,9 @@ class SlowConnection:
     async def close(self) -> None:
         self.asked_to_close = True
 
+    def transaction(self) -> Any:
+        return self.rows.connection.transaction()
+
     async def fetch(self, *statement: Any) -> Any:
         self.clock.now += ROUND_TRIP
         return await self.rows.connection.fetch(*statement)
