@@ -35,7 +35,19 @@ BY_TENANT: Names = [("B", "tenant"), ("a", "tenant")]
 @pytest.fixture
 async def database_url(postgres: Databases, migrated_template: str) -> AsyncIterator[str]:
     url = await postgres.create_database(migrated_template)
-    connection = await asyncpg.connect(url)
+    try:
+        connection = await asyncpg.connect(url)
+        try:
+            await sort_as_english(connection)
+        finally:
+            await connection.close()
+        yield url
+    finally:
+        await postgres.drop_database(url)
+
+
+async def sort_as_english(connection: asyncpg.Connection) -> None:
+    """Skips the test on a machine that cannot."""
     try:
         await connection.execute("CREATE COLLATION english (locale = 'en_US.utf8')")
     except asyncpg.PostgresError:  # the machine has no such locale
@@ -45,9 +57,6 @@ async def database_url(postgres: Databases, migrated_template: str) -> AsyncIter
             not_here("PostgreSQL has no collation of English here")
     for column in ("tenant_id", "key"):
         await connection.execute(f"ALTER TABLE gate ALTER COLUMN {column} TYPE text COLLATE english")
-    await connection.close()
-    yield url
-    await postgres.drop_database(url)
 
 
 async def admit(connection: Connection, names: Names) -> None:
