@@ -23,7 +23,7 @@ from leasehold.transitions.claims import Claimed
 from leasehold.transitions.endings import JobEnded
 from leasehold.worker import parts
 from leasehold.worker.leases import registration
-from leasehold.worker.leases.orphans import release_tasks
+from leasehold.worker.leases.orphans import release_unlocked
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -289,12 +289,14 @@ async def test_a_step_that_a_late_settlement_gives_a_worker_at_its_end_is_given_
     """A settlement may be under way in PostgreSQL, and claim the next step of its job."""
     late: list[Claimed] = []
 
-    async def release_after_a_claim(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
+    async def release_after_a_claim(
+        connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
+    ) -> tuple[dict[UUID, int], list[JobEnded]]:
         if not late:
             late.append(await rows.leased())
-        return await release_tasks(connection, worker, tasks)
+        return await release_unlocked(connection, worker, tasks)
 
-    monkeypatch.setattr(registration, "release_tasks", release_after_a_claim)
+    monkeypatch.setattr(registration, "release_unlocked", release_after_a_claim)
     first = await rows.leased()
     async with (
         make_pool(settings, "test", 2) as pool,

@@ -68,15 +68,24 @@ class Orphans:
             return []
         if not orphans:
             return []
-        async with connection.transaction():
-            # Leave a task whose job somebody has locked to a later call. This is the connection of the heartbeat: if it
-            # waited, the worker would renew no lease, and would count as dead.
-            unlocked_tasks = await claims.lock_unlocked(connection, orphans)
-            to_release = {task: epoch for task, epoch in orphans.items() if task in unlocked_tasks}
-            ended = await release_tasks(connection, self._worker, to_release) if to_release else []
-        if to_release == owned_tasks:
+        # Tasks with locked rows are left to a later call. This is the connection of the heartbeat: if it waited, the
+        # worker would renew no lease, and would count as dead.
+        released, ended = await release_unlocked(connection, self._worker, orphans)
+        if released == owned_tasks:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
         return ended
+
+
+async def release_unlocked(
+    connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
+) -> tuple[dict[UUID, int], list[JobEnded]]:
+    """As `release_tasks`, but without the tasks whose rows, or whose jobs, somebody has locked: nobody waits for these.
+    Returns the other tasks, and the jobs that have ended.
+    """
+    async with connection.transaction():
+        unlocked_tasks = await claims.lock_unlocked(connection, tasks)
+        to_release = {task: epoch for task, epoch in tasks.items() if task in unlocked_tasks}
+        return to_release, await release_tasks(connection, worker, to_release) if to_release else []
 
 
 async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:

@@ -17,7 +17,7 @@ from leasehold.db.database import Connection, Pool
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.transitions import claims, workers
-from leasehold.worker.leases.orphans import release_tasks
+from leasehold.worker.leases.orphans import release_unlocked
 
 log = structlog.get_logger(__name__)
 
@@ -157,10 +157,7 @@ async def _release_all(connection: Connection, worker: UUID) -> None:
     row of a job, the other jobs do not wait for it, and its task is tried again.
     """
     while tasks := await claims.owned(connection, worker):
-        async with connection.transaction():
-            unlocked_tasks = await claims.lock_unlocked(connection, tasks)
-            to_release = {task: epoch for task, epoch in tasks.items() if task in unlocked_tasks}
-            ended = await release_tasks(connection, worker, to_release) if to_release else []
+        released, ended = await release_unlocked(connection, worker, tasks)
         count_ended_jobs(ended)
-        if to_release != tasks:
+        if released != tasks:
             await asyncio.sleep(_LOCKED_PAUSE_SECONDS)
