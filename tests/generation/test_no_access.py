@@ -47,6 +47,17 @@ async def test_an_order_is_polled_until_the_provider_accepts_the_credential_agai
     assert simulator.studio.attempts["a cat #locked=2"] == 1
 
 
+@pytest.mark.parametrize("status", [401, 402, 403])
+async def test_a_result_that_the_provider_does_not_give_out_now_is_asked_for_again(
+    client: Client, worker: Worker, simulator: Simulator, status: int
+) -> None:
+    """Fal says by one request that the order is finished, and gives the files out by another."""
+    prompt = f"a cat #withheld={status}"
+    task = await client.ordered(prompt, provider="fal", model="fal-ai/flux/dev")
+    assert (await client.ended(task))["status_text"] == "completed"
+    assert simulator.purchases(prompt) == 1
+
+
 @pytest.mark.parametrize("complaint", _LOSSES)
 async def test_an_order_waits_for_an_operator_who_mends_the_settings(
     client: Client, generation_settings: Settings, connection: Connection, simulator: Simulator, complaint: str

@@ -205,6 +205,25 @@ async def test_an_order_of_the_installations_account_is_adopted_in_one_tenant_on
     problem(await people[0].post(f"/v1/jobs/{third}/settle", json=body), 409, "order_adopted")
 
 
+@pytest.mark.parametrize(("kind", "status"), [("image", 422), ("video", 202)])
+async def test_an_order_is_adopted_only_where_the_provider_can_be_asked_for_such_an_order(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows, kind: str, status: int
+) -> None:
+    """Ark answers an order of images with the files, and has no request for it. Of a video it has one."""
+    new = ordered("ark", "a cat #lost", model="m")
+    new = replace(new, params=dict(new.params) | {"kind": kind})
+    await jobs.submit(rows.connection, [new])
+    await until(people[0], new.id, "failed")
+    body = {"action": "adopt", "ref": simulator.bought[0].id}
+    answer = await people[0].post(f"/v1/jobs/{new.id}/settle", json=body)
+    if status == 202:
+        assert answer.status_code == 202, answer.text
+        await until(people[0], new.id, "succeeded")
+    else:
+        problem(answer, 422, "order_not_adoptable")
+        assert [item["job_id"] for item in await unsettled(people[0])] == [str(new.id)]
+
+
 async def test_many_are_settled_at_once_each_by_itself(
     people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
 ) -> None:

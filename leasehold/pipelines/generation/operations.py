@@ -67,10 +67,9 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """Whether a person may give the job the id of its order: yes, if the provider can be polled for an order by its id.
-    Only a provider that the settings declare may lack the request `poll`: it may answer a submit with the files.
+    If not, the provider answers a submit with the files.
     """
-    declaration = catalogue.declared.get(params["provider"])
-    return declaration is None or declaration.poll is not None
+    return catalogue.has_poll(params["provider"], params["kind"])
 
 
 def is_of_installation(params: Mapping[str, Any]) -> bool:

@@ -221,6 +221,9 @@ def _fal_result(studio: Studio, bought: Bought) -> Reply:
     if bought.state == "failed":
         kind = bought.script.text("fail")
         return Reply(422, {"detail": [{"loc": ["body", "prompt"], "msg": "The content was flagged", "type": kind}]})
+    if bought.script.has("withheld") and bought.is_withheld:
+        bought.is_withheld = False
+        return Reply(bought.script.number("withheld"), {"detail": "not now"})
     files = [{"url": url, "content_type": "image/png"} for url in studio.links(bought)]
     return Reply(said={"images": files, "seed": 7, "prompt": f"https://prompt.example/{bought.prompt}"})
 

@@ -28,11 +28,11 @@ class Script:
     busy=N, poor=N, down=N: the first N submissions answer 429, 402 or 500 without having bought anything. lost,
     garbled: it is bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is
     answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
-    not. ill=N, locked=N: the first N polls answer 500 or 401. odd: polls answer a status that nobody has heard of.
-    fail=CODE: it fails. broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again
-    after S seconds. files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's,
-    with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave an address to call is
-    called then.
+    not. ill=N, locked=N: the first N polls answer 500 or 401. withheld=STATUS: the first request to fal for the files
+    that are made is answered with this status. odd: polls answer a status that nobody has heard of. fail=CODE: it
+    fails. broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again after S seconds.
+    files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's, with onlylast).
+    news=S: made after S seconds, however often it is polled, and whoever gave an address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -61,6 +61,7 @@ class Bought:
     polls: int = 0
     cancelled: bool = False
     ready: bool = False
+    is_withheld: bool = True
 
     @property
     def state(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from leasehold.domain.errors import DeclarationError
-from leasehold.pipelines.generation.provider import NoAccess, Provider
+from leasehold.pipelines.generation.provider import Kind, NoAccess, Provider
 from leasehold.pipelines.generation.providers.ark import Ark
 from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
 from leasehold.pipelines.generation.providers.fal import Fal
@@ -23,6 +23,8 @@ from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
 BUILT_IN = ("jimeng", "ark", "replicate", "fal")
+#: The orders that a built-in provider answers with the files. It has no request by which an order is found again.
+_ANSWERED_WITH_FILES = frozenset({("ark", "image")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,13 @@ class Catalogue:
     def credential(self, name: str) -> SecretStr | None:
         """The installation's own credential for a provider, if there is one."""
         return self._credentials.get(name)
+
+    def has_poll(self, name: str, kind: Kind) -> bool:
+        """Whether the provider can be asked for an order of this kind by its id. A provider that the installation no
+        longer has may be declared again, so the answer is yes.
+        """
+        declaration = self.declared.get(name)
+        return (name, kind) not in _ANSWERED_WITH_FILES if declaration is None else declaration.poll is not None
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import orjson
 
 from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
 from leasehold.pipelines.generation.providers.requests import (
+    NO_ACCESS,
     ProviderAnswer,
     RequestSender,
     as_mapping,
@@ -34,7 +35,7 @@ _NAMESPACES = frozenset({"workflows", "comfy"})
 _CODES = {"content_policy_violation": "content_refused"}
 #: Statuses with which fal refuses the request for the result of an order, although the order has not failed. Any other
 #: error status below 500 is an error of the model: the order has failed.
-_REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
+_REQUEST_FAILED = frozenset({*NO_ACCESS, 404, 408, 429})
 
 
 class Fal:

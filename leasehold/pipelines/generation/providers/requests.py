@@ -23,7 +23,7 @@ _TIMEOUT_SECONDS = 30.0
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
 #: An HTTP status -> the code of NoAccess.
-_NO_ACCESS = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
+NO_ACCESS = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 #: A provider answers a cancel with one of these statuses if the order has ended, is no longer known, or cannot be
 #: cancelled.
@@ -62,8 +62,8 @@ class ProviderAnswer:
             return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
         if self.is_success or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
             return OutcomeUnknown("provider_error", text, fail_code=fail_code)
-        if self.status in _NO_ACCESS:
-            return NoAccess(_NO_ACCESS[self.status], text, fail_code=fail_code)
+        if self.status in NO_ACCESS:
+            return NoAccess(NO_ACCESS[self.status], text, fail_code=fail_code)
         return Rejected("provider_refused", text, fail_code=fail_code)
 
 
