@@ -82,6 +82,37 @@ async def test_the_result_of_a_retry_is_found_although_somebody_has_consumed_the
     assert await status() == "completed"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "body", "deadline"),
+    [
+        ("a cat #poor=1", {}, "(params ->> 'deadline_at')::timestamptz + interval '2 minutes'"),
+        ("a cat #file=html", {"from_step": "poll"}, "(params ->> 'deadline_at')::timestamptz + interval '2 minutes'"),
+        ("a cat #file=html", {}, "now() + interval '4 hours'"),
+    ],
+)
+async def test_a_retried_job_has_the_time_that_the_settings_now_give_it_and_made_files_the_time_to_be_stored(
+    generation_settings: Settings,
+    connection: Connection,
+    simulator: Simulator,
+    prompt: str,
+    body: dict[str, str],
+    deadline: str,
+) -> None:
+    key = await create_key(connection, tenant_id="t", client_id="anna", scopes=SCOPES)
+    short, longer = (generation_settings.model_copy(update={"generation_image_seconds": n}) for n in (60, 600))
+    async with serving(short) as running, client_of(running.url, key.text) as client:
+        answer = await client.post("/v1/images/generations", json={"provider": PLAIN, "prompt": prompt})
+        job_id = UUID(answer.json()["data"]["job_id"])
+        async with Worker(generation_settings):
+            assert (await ended(client, job_id))[0] == "failed"
+    async with serving(longer) as running, client_of(running.url, key.text) as client:
+        assert (await client.post(f"/v1/jobs/{job_id}/retry", json=body)).status_code == 202
+    apart = f"SELECT abs(extract(epoch FROM deadline_at - ({deadline}))) FROM job WHERE id = $1"
+    assert await connection.fetchval(apart, job_id) < (SECONDS if "now()" in deadline else 0.001)
+    left = "SELECT extract(epoch FROM (params ->> 'deadline_at')::timestamptz - now()) FROM job WHERE id = $1"
+    assert 600 - SECONDS < await connection.fetchval(left, job_id) <= 600
+
+
 async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_of_the_refusal_before(
     operator: httpx2.AsyncClient, worker: Worker, rows: Rows
 ) -> None:

@@ -16,14 +16,15 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, SentOrder, UnknownOrders
-from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
+from leasehold.pipelines.generation.pipeline import BACKSTOP, STORE_TIME, GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
-from leasehold.pipelines.generation.rows import forget_consumption, orders_under_way
+from leasehold.pipelines.generation.rows import forget_consumption, orders_under_way, retried_order
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.jobs.deadlines import extend_deadline, set_deadline
 
 #: The step that sends the order.
 _ORDERING_STEP = "submit"
@@ -112,11 +113,26 @@ async def withdraw_expired(settings: Settings, connection: Connection, job_ids: 
 async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
-    """Complete the retry of a generation: let clients find its next result, and end its unfinished withdrawal. Returns
-    the withdrawal, if there was one. Raises Conflict `order_being_withdrawn`.
+    """Complete the retry of a generation: let clients find its next result, give its job the time that the settings now
+    define, and end its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
+    `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
+    await _renew_deadline(connection, job_id)
     return await keep_order(connection, job_id, tenant_id, from_step)
+
+
+async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
+    """Set the job's deadline by the order's new one (`retry_terms`), as at the job's submission. The replay gave the job
+    as much time as it had before: by the settings of that time, and by the polls that moved its deadline. A retry that
+    only stores what the provider has made has the time for that.
+    """
+    retried = await retried_order(connection, job_id)
+    if retried is None:  # a withdrawal, the job that cancels an order
+        return
+    await set_deadline(connection, job_id, retried.deadline_at + BACKSTOP)
+    if retried.is_made:
+        await extend_deadline(connection, job_id, STORE_TIME)
 
 
 async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None) -> Sequence[JobEnded]:

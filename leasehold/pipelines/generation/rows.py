@@ -56,6 +56,16 @@ class WithdrawnGeneration:
     submitted: Mapping[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class RetriedOrder:
+    """`deadline_at`: the order's own deadline. `is_made`: the provider has made the files, and the job goes on with
+    storing them.
+    """
+
+    deadline_at: datetime
+    is_made: bool
+
+
 async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID:
     """Write the job and the row of its generation. A UUID: the same order exists already, with this job, and nothing is
     written.
@@ -144,6 +154,17 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 async def forget_consumption(connection: Connection, job_id: UUID) -> None:
     """Let clients find the next result of a retried generation, even if a client has consumed the earlier failure."""
     await connection.execute("UPDATE generation SET consumed_at = NULL WHERE job_id = $1", job_id)
+
+
+async def retried_order(connection: Connection, job_id: UUID) -> RetriedOrder | None:
+    """The order of a generation whose job was just retried. None: the job is no generation."""
+    row = await connection.fetchrow(
+        "SELECT (j.params ->> 'deadline_at')::timestamptz AS deadline_at,"
+        " EXISTS (SELECT FROM task t WHERE t.job_id = j.id AND t.step = 'poll' AND t.status = 'succeeded') AS is_made"
+        " FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1",
+        job_id,
+    )
+    return None if row is None else RetriedOrder(row["deadline_at"], row["is_made"])
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from leasehold.db.database import Connection
@@ -12,6 +12,16 @@ _EXTEND = """
 UPDATE job SET deadline_at = greatest(deadline_at, clock_timestamp() + $2::interval)
 WHERE id = $1 AND deadline_at IS NOT NULL AND finished_at IS NULL
 """
+
+_SET = """
+-- set_deadline
+UPDATE job SET deadline_at = $2 WHERE id = $1
+"""
+
+
+async def set_deadline(connection: Connection, job_id: UUID, deadline: datetime) -> None:
+    """Let an unfinished job go on until `deadline`, whatever its deadline was. The caller has locked the job."""
+    await connection.execute(_SET, job_id, deadline)
 
 
 async def extend_deadline(connection: Connection, job_id: UUID, at_least: timedelta) -> None:
