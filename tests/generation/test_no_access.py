@@ -5,12 +5,16 @@ given up.
 from __future__ import annotations
 
 import asyncio
+import random
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.domain.backoff import delay_after
+from leasehold.pipelines.generation.pipeline import withdrawal
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.factories import assert_histories
@@ -96,3 +100,16 @@ async def test_an_order_that_cannot_be_withdrawn_for_lack_of_access_is_withdrawn
         await until_one(connection, "SELECT 1 FROM task WHERE step = 'withdraw' AND status = 'succeeded'")
     assert simulator.bought[0].cancelled
     await assert_histories(connection)
+
+
+class _Shortest(random.Random):
+    def uniform(self, a: float, b: float) -> float:
+        return min(a, b)
+
+
+def test_a_withdrawal_is_tried_for_as_long_as_any_order_may_take() -> None:
+    """Somebody changes the key at the provider, or pays the bill, before the order is paid for in full."""
+    step = withdrawal.by_name["withdraw"]
+    pauses = [delay_after(failures, step.retry_ladder, _Shortest()) for failures in range(1, step.max_attempts)]
+    assert sum(pauses, timedelta(0)) >= timedelta(seconds=Settings.model_fields["generation_video_seconds"].default)
+    assert max(pauses) <= timedelta(minutes=30)

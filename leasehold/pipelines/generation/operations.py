@@ -123,9 +123,9 @@ async def after_retry(
 
 
 async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
-    """Set the job's deadline by the order's new one (`retry_terms`), as at the job's submission. The replay gave the job
-    as much time as it had before: by the settings of that time, and by the polls that moved its deadline. A retry that
-    only stores what the provider has made has the time for that.
+    """Set the job's deadline by the order's new one (`retry_terms`), as at the job's submission. The replay gave the
+    job as much time as it had before: by the settings of that time, and by the polls that moved its deadline. A retry
+    that only stores what the provider has made has the time for that.
     """
     retried = await retried_order(connection, job_id)
     if retried is None:  # a withdrawal, the job that cancels an order

@@ -26,6 +26,10 @@ BACKSTOP = timedelta(minutes=2)
 #: which no worker runs.
 STORE_TIME = timedelta(hours=4)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
+#: A withdrawal is tried for at least a day: an order that nobody cancels goes on, and costs money. Meanwhile an
+#: operator changes a revoked key, or pays the provider.
+_WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
+_WITHDRAWAL_ATTEMPTS = 101
 
 
 class Source(BaseModel):
@@ -120,7 +124,13 @@ withdrawal = Pipeline(
     # limit.
     terms=RunTerms(title="Withdrawing an order from a provider", offered=False, unlimited=True),
     steps=[
-        Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_RETRY_LADDER, timeout=timedelta(minutes=2)),
+        Step(
+            "withdraw",
+            queue=QUEUE,
+            max_attempts=_WITHDRAWAL_ATTEMPTS,
+            retry_ladder=_WITHDRAWAL_LADDER,
+            timeout=timedelta(minutes=2),
+        ),
     ],
 )
 
