@@ -287,6 +287,30 @@ async def test_source_images_are_as_old_as_the_store_says(
     assert sorted([stored.key async for stored in store.list("sources/")]) == sorted([*kept, *not_ours])
 
 
+async def test_the_backups_of_promotions_belong_to_the_rows_that_name_them(
+    settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "_BATCH", 2)
+    monkeypatch.setattr(reconciling, "YOUNG", timedelta(minutes=-1))  # all are old
+    kept, made, left, lost = sorted([f"promotions/{new_id()}/{n}" for n in range(3)] for _ in range(4))
+    for keys, change in ((kept, "replaced"), (made, None), (lost, "replaced")):
+        for key in keys:
+            await rows.execute(
+                "INSERT INTO promoted_object (key, tenant_id, turn, for_job, until, reached, backup)"
+                " VALUES ($1, 't', $2, $2, now(), $3, $4)",
+                f"t/{key}", new_id(), change, key,
+            )  # fmt: skip
+    not_ours = ["promotions/site/0", f"promotions/{new_id()}/a.png"]
+    for key in (*kept, *made[:1], *left, *not_ours):
+        await store.put(key, b"model", content_type="application/octet-stream", metadata={})
+    found = await reconciling.reconcile(settings, apply=True)
+    # A call records the key of a backup before it makes the backup.
+    assert (found.rows, sorted(found.missing.examples)) == (6, lost)
+    assert (found.owned, found.young, found.deleted) == (4, 0, 3)
+    assert sorted(found.orphaned.examples) == left
+    assert sorted([stored.key async for stored in store.list("promotions/")]) == sorted([*kept, *made[:1], *not_ours])
+
+
 async def test_a_bucket_that_is_mostly_another_s_is_left_alone(
     database_url: str, settings: Settings, store: ObjectStore
 ) -> None:

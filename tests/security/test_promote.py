@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,16 @@ from uuid import UUID
 import httpx2
 import pytest
 from pydantic import SecretStr, ValidationError
+from structlog.testing import capture_logs
 
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Conflict
+from leasehold.domain.errors import Conflict, StoreUnavailable
 from leasehold.domain.ids import new_id
+from leasehold.domain.kind import NamedObjects
+from leasehold.kinds.housekeeping import HousekeepingContext
+from leasehold.pipelines import SHIPPED
+from leasehold.pipelines.conversion.housekeeping import housekeeping
+from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.conversion.promotion import ownership
 from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter, undo_dead
 from leasehold.pipelines.conversion.promotion.ownership import folder_of
@@ -28,13 +35,14 @@ from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.settlements import Completion, Output
+from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.driver import TERMS
 from tests.api.test_conversion import FORM
 from tests.support.file_service import FileService, serving_files
 from tests.support.not_here import not_here
 
-SCOPES = ("conversion:write", "conversion:read")
+SCOPES = ("conversion:write", "conversion:read", "jobs:delete")
 BINARY = "application/octet-stream"
 STEPS = {"onnx": "out.onnx", "bie": "out.bie", "nef": "out.nef"}
 ONE = [{"artifact": "nef", "key": "m/out.nef"}]
@@ -163,8 +171,7 @@ async def test_replace_overwrites_what_its_tenant_promoted(stage: Stage, where: 
             answer = await acme.promote(path, [ONE[0] | {"replace": True}])
     assert answer.status_code == 200
     assert await stage.models.all() == {"acme/m/out.nef": b"new"}
-    backups = [found.key async for found in stage.running.services.store.list("jobs/") if "promotion" in found.key]
-    assert backups == []
+    assert await backups(stage) == []
 
 
 async def test_what_somebody_else_laid_there_is_neither_replaced_nor_taken_back(stage: Stage) -> None:
@@ -355,6 +362,144 @@ async def test_what_a_crashed_call_replaced_is_brought_back(stage: Stage) -> Non
         assert await stage.models.all() == {"acme/m/out.nef": b"old"}
         assert code(await acme.promote(path, ONE)) == (409, "target_exists")
         assert (await acme.promote(path, ONE, replace=True)).status_code == 200
+
+
+async def backups(stage: Stage) -> list[str]:
+    return [found.key async for found in stage.running.services.store.list("") if "promotion" in found.key]
+
+
+async def undo(stage: Stage) -> int:
+    services = stage.running.services
+    return await undo_dead(stage.settings, services.pool.acquire, services.store)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["call goes on", "call dies"])
+@pytest.mark.parametrize("by", ["client", "retention"])
+async def test_what_a_call_replaced_is_brought_back_though_its_job_is_deleted_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, by: str, dies: bool
+) -> None:
+    store = stage.running.services.store
+    pieces = store.pieces
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new")
+        job_id = UUID(path.rpartition("/")[2])
+
+        async def delete() -> None:
+            if by == "client":
+                assert (await acme.client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+            else:
+                await stage.rows.execute("UPDATE job SET expires_at = now() WHERE id = $1", job_id)
+                connections = stage.running.services.pool.acquire
+                await Housekeeping(stage.settings, connections, store, SHIPPED).retention()
+            assert await stage.rows.fetchval("SELECT count(*) FROM conversion WHERE job_id = $1", job_id) == 0
+
+        async def pieces_of_a_deleted_job(key: str) -> AsyncGenerator[bytes, None]:
+            if key.endswith("out.onnx"):
+                assert (await stage.models.all())["acme/m/out.nef"] == b"new"
+                await delete()
+            async for piece in pieces(key):
+                yield piece
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "pieces", pieces_of_a_deleted_job)
+            if dies:
+                patched.setattr(Promoter, "_undo_call", nothing_more)
+            assert code(await acme.promote(path, TWO, replace=True)) == (502, "promotion_failed")
+        if dies:
+            await stage.rows.execute("UPDATE promoted_object SET until = clock_timestamp() - interval '1 s'")
+            assert await undo(stage) == 2
+        assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+        assert await backups(stage) == []
+        (row,) = await stage.rows.fetch("SELECT key, turn FROM promoted_object")
+        assert (row["key"], row["turn"]) == ("acme/m/out.nef", None)
+        assert (await acme.promote(await acme.convert(b"newer"), ONE, replace=True)).status_code == 200
+
+
+async def test_a_key_whose_backup_is_lost_is_free_again(stage: Stage) -> None:
+    """Of a call of an earlier release, whose backups were deleted with the job."""
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new")
+        await died(stage, acme, path, {"acme/m/out.nef": ("replaced", "jobs/x/promotion/0")})
+        with capture_logs() as logs:
+            assert await undo(stage) == 1
+        (line,) = [line for line in logs if line["log_level"] == "error"]
+        assert (line["key"], line["backup"]) == ("acme/m/out.nef", "jobs/x/promotion/0")
+        assert code(await acme.promote(path, ONE)) == (409, "target_exists"), "the key is still the tenant's"
+        assert (await acme.promote(path, ONE, replace=True)).status_code == 200
+    assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+
+
+@pytest.mark.parametrize("how", ["call dies", "store fails"])
+async def test_backups_that_a_finished_call_has_left_are_deleted_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def fails(*_keys: str) -> None:
+        raise StoreUnavailable("away")
+
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        newest = await acme.convert(b"newest")
+        with monkeypatch.context() as patched:
+            if how == "call dies":
+                patched.setattr(Promoter, "_delete_backups", nothing_more)
+            else:
+                patched.setattr(stage.running.services.store, "delete", fails)
+            assert (await acme.promote(await acme.convert(b"new"), ONE, replace=True)).status_code == 200
+        (backup,) = await backups(stage)
+        assert isinstance(CONVERSION.objects, NamedObjects)
+        assert re.fullmatch(CONVERSION.objects.pattern, backup), "`doctor --reconcile` knows it"
+        context = HousekeepingContext(stage.settings, stage.running.services.pool.acquire, stage.running.services.store)
+        assert backup.startswith(housekeeping(context).prefixes), "dead uploads of backups are aborted"
+        assert code(await acme.promote(newest, ONE, replace=True)) == (409, "promotion_in_progress")
+        assert await undo(stage) == 1
+        assert await backups(stage) == []
+        assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+        assert (await acme.promote(newest, ONE, replace=True)).status_code == 200
+
+
+@pytest.mark.parametrize("before", ["replace", "finish"])
+async def test_a_call_that_dies_leaves_no_backup(stage: Stage, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """And no worker that dies while it undoes the call loses the backup before the key is free."""
+    record_intent = ownership.record_intent
+
+    async def dies(connection: Connection, call: Any, key: str, change: Any, backup: str | None = None) -> None:
+        if change == "replaced":
+            raise ConnectionResetError
+        await record_intent(connection, call, key, change, backup)
+
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new")
+        with monkeypatch.context() as patched:
+            patched.setattr(Promoter, "_undo_call", nothing_more)
+            if before == "replace":
+                patched.setattr(ownership, "record_intent", dies)
+            else:
+                patched.setattr(ownership, "finish", fails_with_a_reset)
+            await acme.promote(path, ONE, replace=True)
+        assert len(await backups(stage)) == 1
+        await stage.rows.execute("UPDATE promoted_object SET until = clock_timestamp() - interval '1 s'")
+        with monkeypatch.context() as patched:
+            patched.setattr(ownership, "record_undone", fails_with_a_reset)
+            with pytest.raises(ConnectionResetError):
+                await undo(stage)
+        await stage.rows.execute("UPDATE promoted_object SET until = clock_timestamp() - interval '1 s'")
+        with capture_logs() as logs:
+            assert await undo(stage) == 1
+        assert [line for line in logs if line["log_level"] == "error"] == []
+        assert await backups(stage) == []
+        assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+        assert (await acme.promote(path, ONE, replace=True)).status_code == 200
+
+
+async def nothing_more(*_arguments: Any) -> None:
+    """As if the process died here: it does nothing more."""
+
+
+async def fails_with_a_reset(*_arguments: Any) -> None:
+    raise ConnectionResetError
 
 
 async def test_a_target_that_is_away_during_the_rollback_is_tidied_later(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 from leasehold.kinds.housekeeping import HousekeepingContext, KindHousekeeping, Tidying, Turn
-from leasehold.pipelines.conversion.promotion.copying import undo_dead
+from leasehold.pipelines.conversion.promotion.copying import BACKUPS, undo_dead
 from leasehold.pipelines.conversion.rows import forget_expired
 from leasehold.transitions.sweeps import EXPIRED
 
@@ -24,6 +24,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     return KindHousekeeping(
         duties=[Turn("promotions", promotions), Tidying("forget_expired_conversions", forget_expired)],
         before_jobs_go=remember_with_jobs,
+        prefixes=(BACKUPS,),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.kind import Kind, NamedObjects, Scopes
 from leasehold.domain.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.signing import sign_package
@@ -118,6 +118,14 @@ CONVERSION = Kind(
     # Earlier releases did not record the bytes of reference images.
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint"
     " + coalesce((input ->> 'ref_images_bytes')::bigint, 0)), 0) FROM conversion WHERE tenant_id = $1",
+    # For `leasehold doctor --reconcile`: the backups of objects that promotions replace (promotion/copying.py).
+    objects=NamedObjects(
+        prefix="promotions/",
+        pattern=r"promotions/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+",
+        owners="SELECT backup AS id FROM promoted_object WHERE turn IS NOT NULL AND backup = ANY($1::text[])",
+        keys="SELECT backup AS id, backup AS key FROM promoted_object"
+        " WHERE turn IS NOT NULL AND backup > $1 AND reached = 'replaced' ORDER BY backup LIMIT $2",
+    ),
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
     scopes=Scopes(read="conversion:read", write="conversion:write"),
     # /v1/jobs does not link to outputs: only GET /api/v1/jobs/{id}/result serves them, because it counts downloads.

@@ -47,7 +47,7 @@ promoted_object = Table(
     Column("for_job", Uuid),  # the job that this request promotes
     Column("until", TIMESTAMP(timezone=True)),  # after this time the request counts as dead, and a worker undoes it
     Column("reached", Text),  # what the request may have done at the key: created | unsure | replaced
-    Column("backup", Text),  # where our own store has a copy of the object that the request replaces
+    Column("backup", Text),  # where our own store may have a copy of the object that the request replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),
     # false <= true, so `<=` means "implies".

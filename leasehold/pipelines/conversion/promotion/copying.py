@@ -4,6 +4,9 @@ its process dies, this module undoes the call's copies.
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
 passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither `Promoter` nor
 `undo_dead` holds a database connection while it waits for the target or the store.
+
+The backup of a replaced object lies at a key of its own (BACKUPS). It is not below the prefix of a job, because a job
+may be deleted while a call still needs the backup.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -28,6 +31,8 @@ from leasehold.storage.store import ObjectStore
 
 log = structlog.get_logger(__name__)
 
+#: The prefix of the backups in the installation's store: `promotions/CALL/NUMBER`.
+BACKUPS = "promotions/"
 #: If the answer to its COMMIT is lost, a call asks PostgreSQL for this many seconds whether the COMMIT took effect.
 _FINISH_SECONDS = 10.0
 
@@ -92,13 +97,13 @@ class Promoter:
         try:
             async with _time_limit(promotions.COPY_SECONDS):
                 for number, copy in enumerate(copies):
-                    backup = f"jobs/{call.job_id}/promotion/{call.id}/{number}"
+                    backup = f"{BACKUPS}{call.id}/{number}"
                     await self._copy(call, copy, backup, is_own=is_own_by_key[copy.key])
-            backups = await self._finish(call, keys, on_finish)
+            left_backups = await self._finish(call, keys, on_finish)
         except BaseException:
             await asyncio.shield(self._undo_call(call))
             raise
-        await self._delete_backups(backups)
+        await self._delete_backups(left_backups)
 
     async def _undo_earlier(self, changes: Sequence[KeyChange]) -> None:
         is_undone = False
@@ -123,6 +128,8 @@ class Promoter:
             raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
     async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
+        async with self._connections() as connection:  # first, so that whoever ends the call deletes the backup
+            await promotions.record_intent(connection, call, copy.key, None, backup)
         await self._target.back_up(copy.key, backup)
         async with self._connections() as connection:
             await promotions.record_intent(connection, call, copy.key, "replaced", backup)
@@ -145,10 +152,10 @@ class Promoter:
 
     async def _finish(
         self, call: PromoteCall, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
-    ) -> list[str]:
-        """Record that the job is promoted. Returns the call's backups, which nobody needs any more."""
+    ) -> list[KeyChange]:
+        """Record that the job is promoted. Returns the keys whose backups are left to be deleted."""
         async with self._connections() as connection:
-            backups = [change.backup for change in await promotions.changes_of(connection, call) if change.backup]
+            changes = await promotions.changes_of(connection, call)
         try:
             async with self._connections() as connection, connection.transaction():
                 await promotions.finish(connection, call, keys)
@@ -156,7 +163,7 @@ class Promoter:
         except TRY_AGAIN:  # PostgreSQL may have committed, and its answer was late or lost
             if not await until_answered(partial(self._is_finished, call, keys), within=_FINISH_SECONDS):
                 raise
-        return backups
+        return [replace(change, change=None) for change in changes if change.backup is not None]
 
     async def _is_finished(self, call: PromoteCall, keys: Sequence[str]) -> bool:
         async with self._connections() as connection:
@@ -182,13 +189,15 @@ class Promoter:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
-        """Remove created objects and restore replaced objects. False: some changes could not be undone now; the leading
-        worker tries them again.
+        """Remove created objects, restore replaced objects, and delete the backups. False: some changes could not be
+        undone now; the leading worker tries them again.
         """
         is_complete = True
         for change in changes:
             try:
                 await self._undo_change(change)
+                if change.backup is not None:
+                    await self._store.delete(change.backup)
             except (BadGateway, StoreError) as error:
                 log.warning(
                     "a copy of a failed promotion could not be undone", key=change.key, error=type(error).__name__
@@ -197,7 +206,6 @@ class Promoter:
                 continue
             async with self._connections() as connection:
                 await promotions.record_undone(connection, change)
-            await self._delete_backups([change.backup] if change.backup else [])
         return is_complete
 
     async def _undo_change(self, change: KeyChange) -> None:
@@ -205,15 +213,28 @@ class Promoter:
             case "created":
                 await self._target.remove(change.key, str(change.call_id))
             case "replaced" if change.backup is not None:
-                await self._target.restore(change.key, change.backup)
+                await self._restore(change, change.backup)
             case "unsure":
                 log.warning("a copy stays: the target does not report whether this call wrote it", key=change.key)
 
-    async def _delete_backups(self, backups: Sequence[str]) -> None:
+    async def _restore(self, change: KeyChange, backup: str) -> None:
+        """Restore the replaced object. If its backup does not exist, the key keeps what lies there: another try would
+        not find the backup, either, and the key would be blocked for ever.
+        """
+        if await self._store.head(backup) is None:
+            log.error("a replaced object is lost: its backup does not exist", key=change.key, backup=backup)
+        else:
+            await self._target.restore(change.key, backup)
+        # Record it before the backup is deleted: a worker that goes on here must not look for the backup.
+        async with self._connections() as connection:
+            await promotions.record_restored(connection, change)
+
+    async def _delete_backups(self, left_backups: Sequence[KeyChange]) -> None:
+        """Delete the backups of a finished call. If this fails, the leading worker deletes them later."""
         try:
-            await self._store.delete(*backups)
-        except StoreError as error:  # the backups are under the job's prefix, so they are deleted with the job
-            log.warning("backups of a promotion could not be deleted", error=type(error).__name__)
+            await self.undo(left_backups)
+        except TRY_AGAIN as error:
+            log.warning("backups of a promotion will be deleted later", error=type(error).__name__)
 
 
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:

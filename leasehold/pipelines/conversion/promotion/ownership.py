@@ -6,9 +6,10 @@ So the rows name the objects to remove and to restore, and the leading worker (e
 whose process died.
 
 Columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: when this call counts as dead.
-`for_job`: the job that this call promotes. `reached`: the change that this call may have made. `job_id`: the job whose
-artifact lies at the key. Columns of a conversion. `promoting_until`: the end of a call's claim of the job. `promoted`:
-the keys of a finished call.
+`for_job`: the job that this call promotes. `reached`: the change that this call may have made. `backup`: the key in the
+installation's store that may hold a copy of the replaced object. The row names it from before the copy is made until it
+is deleted. `job_id`: the job whose artifact lies at the key. Columns of a conversion. `promoting_until`: the end of a
+call's claim of the job. `promoted`: the keys of a finished call.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class PromoteCall:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a call may have done at a key that it has claimed. `change` None: it has done nothing yet. `backup`: the key
-    in the installation's store that holds a copy of the replaced object.
+    """What a call may have done at a key that it has claimed. `change` None: there is nothing to undo, because the call
+    has done nothing yet, or has finished, or is undone. `backup`: the key in the installation's store that holds a copy
+    of the replaced object; with `change` None, the copy is only left to be deleted.
     """
 
     call_id: UUID
@@ -124,9 +126,18 @@ SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDAT
 """
 #: SQL: what to set in a key's row to end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
+# Keys without a backup are free now. The call keeps the other keys until it has deleted their backups. If it dies
+# before, a worker deletes them: `until` is now.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
-UPDATE promoted_object SET job_id = $2, {_NO_TURN} WHERE turn = $1 AND tenant_id = $3 RETURNING key
+WITH freed_keys AS (
+    UPDATE promoted_object SET job_id = $2, {_NO_TURN}
+    WHERE turn = $1 AND tenant_id = $3 AND backup IS NULL RETURNING key
+), kept_keys AS (
+    UPDATE promoted_object SET job_id = $2, reached = NULL, until = clock_timestamp()
+    WHERE turn = $1 AND tenant_id = $3 AND backup IS NOT NULL RETURNING key
+)
+SELECT key FROM freed_keys UNION ALL SELECT key FROM kept_keys
 """
 _GIVE_UP = """
 -- promotion_give_up
@@ -134,6 +145,7 @@ UPDATE conversion SET promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL AND promoting_until = $3
 """
 _FORGET_KEY = "DELETE FROM promoted_object WHERE turn = $1 AND key = $2 AND job_id IS NULL"
+_RECORD_RESTORED = "UPDATE promoted_object SET reached = NULL WHERE turn = $1 AND key = $2"
 _RELEASE_KEY = f"""
 -- promotion_leave
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
@@ -229,16 +241,18 @@ def target_exists(key: str) -> Conflict:
 
 
 async def record_intent(
-    connection: Connection, call: PromoteCall, key: str, change: Change, backup: str | None = None
+    connection: Connection, call: PromoteCall, key: str, change: Change | None, backup: str | None = None
 ) -> None:
-    """Record what the call is about to do at the key. Raises Conflict if the call has lost its claim of the key."""
+    """Record what the call is about to do at the key. `change` None: only make the backup. Raises Conflict if the call
+    has lost its claim of the key.
+    """
     if await connection.fetchval(_RECORD_INTENT, key, call.id, change, backup) is None:
         raise in_progress()
 
 
 async def finish(connection: Connection, call: PromoteCall, keys: Sequence[str]) -> None:
-    """Record that the keys hold the job's artifacts and that the job is promoted. Raises Conflict if the call has lost
-    its claims.
+    """Record that the keys hold the job's artifacts and that the job is promoted. Keys with a backup stay claimed until
+    `record_undone`. Raises Conflict if the call has lost its claims.
     """
     async with connection.transaction():
         key_rows = await connection.fetch(_FINISH_KEYS, call.id, call.job_id, call.tenant_id)
@@ -254,9 +268,14 @@ async def is_finished(connection: Connection, call: PromoteCall, keys: Sequence[
     return bool(await connection.fetchval(_IS_FINISHED, call.job_id, call.tenant_id, list(keys)))
 
 
+async def record_restored(connection: Connection, change: KeyChange) -> None:
+    """Record that the key holds the replaced object again. The backup is left to be deleted."""
+    await connection.execute(_RECORD_RESTORED, change.call_id, change.key)
+
+
 async def record_undone(connection: Connection, change: KeyChange) -> None:
-    """Record that the call has left no change at the key. The key is free, or belongs again to the job that was
-    promoted to it before.
+    """Record that nothing of the call is left to undo or to delete at the key. The key is free, or belongs to the last
+    job that was promoted to it.
     """
     async with connection.transaction():
         await connection.execute(_FORGET_KEY, change.call_id, change.key)
@@ -271,8 +290,8 @@ async def give_up(connection: Connection, call: PromoteCall) -> None:
 
 
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
-    """The keys that the call has claimed, and what it may have done at each so far. Empty if the call has finished: the
-    statement waits for a COMMIT of `finish` that is still under way.
+    """The keys that the call has claimed, and what it may have done at each so far. Nothing is to be undone if the call
+    has finished: the statement waits for a COMMIT of `finish` that is still under way.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))
 
