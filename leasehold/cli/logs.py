@@ -17,6 +17,7 @@ from leasehold.cli.answers import AsJson, api_client, id_of
 from leasehold.cli.api_client import ApiClient, Interrupted
 from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
+from leasehold.client.models import ENDED
 
 _PAGE_LINES = 1000  # the most that the API returns
 #: The pause after a stream that broke, or that had no lines, in seconds.
@@ -68,7 +69,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
             if cursor_before == after:
                 if has_ended:
                     return
-                has_ended = client.get(path)["finished_at"] is not None
+                has_ended = client.get(path)["status"] in ENDED
                 if not has_ended:
                     time.sleep(_PAUSE_SECONDS)  # a proxy may end each stream at once
         except Interrupted:

@@ -32,6 +32,7 @@ from leasehold.cli.running import FAILED, WRONG_USE, failure_printed
 from leasehold.cli.terminal import console, harmless, print_line
 from leasehold.client.calls import path_part
 from leasehold.client.errors import ClientError
+from leasehold.client.models import ENDED
 
 schedules = typer.Typer(no_args_is_help=True, help="List, create, pause, resume and delete schedules.")
 queues = typer.Typer(no_args_is_help=True, help="List, pause and resume queues.")
@@ -45,7 +46,6 @@ ScheduleId = Annotated[
 WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
-_END_STATES = ("succeeded", "failed", "cancelled", "expired")
 _LONG_POLL_SECONDS = 10  # how long the API may wait for a change of the run before it answers
 
 
@@ -89,7 +89,7 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
     with api_client() as client:
         answer = client.get(f"/v1/runs/{path_part(run)}")
         if as_json:
-            while answer["status"] not in _END_STATES:
+            while answer["status"] not in ENDED:
                 answer = client.get(f"/v1/runs/{path_part(run)}", wait=_LONG_POLL_SECONDS)
             typer.echo(json.dumps(answer))
         else:
@@ -105,7 +105,7 @@ def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str,
     with Progress(name, BarColumn(), TaskProgressColumn(), note, console=console) as progress:
         bars: dict[str, TaskID] = {}
         _update_bars(progress, bars, answer)
-        while answer["status"] not in _END_STATES:
+        while answer["status"] not in ENDED:
             time.sleep(0.5)
             answer = client.get(f"/v1/runs/{path_part(run)}")
             _update_bars(progress, bars, answer)

@@ -21,6 +21,7 @@ from leasehold.transitions.logs import LogChunk
 from leasehold.transitions.logs import append as append_log
 from leasehold.transitions.settlements import Failure
 from tests.api.conftest import Running
+from tests.client.front import fronting
 from tests.jobs.conftest import TENANT_SCOPES, Maker
 from tests.jobs.test_job_logs import line
 
@@ -112,6 +113,27 @@ async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker:
     assert [word for word in ("one", "two", "three") if f"shop: {word}" in followed.stdout] == ["one", "two", "three"]
     missing = await logs("01a20382-ea04-742b-b35b-91b46ec7bc5b")
     assert (missing.exit_code, "job_not_found" in missing.stderr) == (1, True)
+
+
+async def test_a_quiet_job_is_followed_through_streams_that_the_api_ends(
+    running: Running, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.api.jobs.following.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("leasehold.api.jobs.following.KEEP_ALIVE", 0.1)
+    monkeypatch.setattr("leasehold.cli.logs._PAUSE_SECONDS", 0.1)
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=sorted(TENANT_SCOPES))
+    claimed = await maker.claim(job_id := await maker.make("run"))
+    async with fronting(running.url) as front:
+        environment = {"LEASEHOLD_URL": front.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
+        arguments = ["logs", str(job_id), "--follow"]
+        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment))
+        while len([path for _, path, _ in front.seen if path.endswith("/logs")]) < 3 and not command.done():
+            await asyncio.sleep(0.01)
+        await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 1, [line("at last")])])
+        await settlements.fail(rows, [Failure(claimed.lease, "error", "broken", "It did not work.", False, 0.0)])
+        async with asyncio.timeout(60):
+            followed = await command
+    assert (followed.exit_code, "shop: at last" in followed.stdout) == (0, True), followed.output
 
 
 async def test_all_that_match_are_retried_as_an_operation_that_is_shown_and_aborted(cli: Cli, maker: Maker) -> None:
