@@ -21,7 +21,7 @@ stdout has JSON and nothing else.
 | 0 | done |
 | 1 | it failed or was refused; a run that was watched has not succeeded; `doctor` found something wrong |
 | 2 | the command was used wrongly: an argument, a setting, a missing key |
-| 3 | a server does not answer: try again |
+| 3 | a server does not answer, or cannot answer now (the API says 429, 502, 503 or 504): try again |
 | 4 | a module of yours raised an error when it was imported: the traceback above the sentence has your frames alone |
 | 130 | interrupted by Ctrl-C |
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -11,12 +12,21 @@ import httpx2
 
 from leasehold.cli.running import failure_printed
 from leasehold.client.requests import DIRECT, KeyAuth
+from leasehold.client.retrying import (
+    AWAY_STATUSES,
+    NOT_SENT,
+    TOO_MANY,
+    problem_of,
+    seconds_of_header,
+)
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
 _NO_CONTENT = 204
 #: The message of a refusal names at most this many wrong values.
 _MAX_ERRORS = 5
+#: The shortest pause before a request is sent again, in seconds.
+_PAUSE_SECONDS = 1.0
 
 
 class Refused(LeaseholdError):
@@ -24,7 +34,18 @@ class Refused(LeaseholdError):
 
 
 class Interrupted(Refused):
-    """The API does not answer, or a stream broke."""
+    """The API does not answer, a stream broke, or the API (or a proxy in front of it) says that it cannot answer now:
+    the same request may be sent again.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 0.0, may_be_done: bool = True) -> None:
+        """`retry_after`: for how many seconds the API asked to wait. `may_be_done`: whether the API may have done the
+        request.
+        """
+        super().__init__(message)
+        self.may_be_done = may_be_done
+        #: The pause before the request is sent again, in seconds.
+        self.pause_seconds = max(_PAUSE_SECONDS, retry_after)
 
 
 class Fields(dict[str, Any]):
@@ -44,7 +65,7 @@ class Fields(dict[str, Any]):
 
 class ApiClient:
     """`with ApiClient(url, key) as api_client`. Each method that sends a request raises Refused if the API refuses the
-    request, and Interrupted if the API does not answer.
+    request, and Interrupted if the API does not answer or cannot answer now.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -60,6 +81,14 @@ class ApiClient:
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         """`params`: the parameters of the query. A parameter that is None is left out, in all methods."""
         return self._request("GET", path, params=without_none(params))
+
+    def get_patiently(self, path: str, **params: Any) -> dict[str, Any]:
+        """As `get`, but raises no Interrupted: it sends the request again until the API answers."""
+        while True:
+            try:
+                return self.get(path, **params)
+            except Interrupted as error:
+                time.sleep(error.pause_seconds)
 
     def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
         """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
@@ -105,14 +134,16 @@ class ApiClient:
         return self._body_of(answer)
 
     def _interrupted_error(self, error: httpx2.HTTPError) -> Interrupted:
-        return Interrupted(f"{self._http.base_url} does not answer: {error}")
+        may_be_done = not isinstance(error, NOT_SENT)
+        return Interrupted(f"{self._http.base_url} does not answer: {error}", may_be_done=may_be_done)
 
     def _body_of(self, answer: httpx2.Response) -> dict[str, Any]:
         """The JSON of the answer; {} for an answer without content. Raises Refused for an error, and for an answer that
-        is not Leasehold's.
+        is not Leasehold's. Raises Interrupted if the request may be sent again.
         """
         if answer.status_code == _NO_CONTENT:
             return {}
+        self._check_availability(answer)
         try:
             body = answer.json(object_hook=partial(Fields, source=self._source(answer)))
         except ValueError as error:
@@ -122,6 +153,16 @@ class ApiClient:
         if not answer.is_success:
             raise Refused(_refusal(body, answer.status_code))
         return body
+
+    def _check_availability(self, answer: httpx2.Response) -> None:
+        """Raises Interrupted if the API, or a proxy in front of it, says that it cannot answer now."""
+        is_busy = answer.status_code == TOO_MANY  # the API has not begun the request
+        if is_busy or answer.status_code in AWAY_STATUSES:
+            raise Interrupted(
+                _refusal(problem_of(answer), answer.status_code),
+                retry_after=seconds_of_header(answer.headers.get("Retry-After")) or 0.0,
+                may_be_done=not is_busy,
+            )
 
     def _other_program_error(self, answer: httpx2.Response, how: str) -> Refused:
         """The error for an answer that is not Leasehold's. `how`: the form of the answer, such as `without JSON`."""

@@ -20,7 +20,7 @@ from leasehold.client.calls import path_part
 from leasehold.client.models import ENDED
 
 _PAGE_LINES = 1000  # the most that the API returns
-#: The pause after a stream that broke, or that had no lines, in seconds.
+#: The pause after a stream that had no lines, in seconds.
 _PAUSE_SECONDS = 1.0
 _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 
@@ -72,8 +72,8 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
                 has_ended = client.get(path)["status"] in ENDED
                 if not has_ended:
                     time.sleep(_PAUSE_SECONDS)  # a proxy may end each stream at once
-        except Interrupted:
-            time.sleep(_PAUSE_SECONDS)
+        except Interrupted as error:
+            time.sleep(error.pause_seconds)
 
 
 def _print(line: dict[str, Any], *, as_json: bool) -> None:

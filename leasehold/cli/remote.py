@@ -73,7 +73,10 @@ def submit(
     if not (as_json and follow):  # `--json` must print one document, and `watch` prints the whole run
         show(created, as_json, lambda: print_line(created["id"]))
     if follow:
-        watch(created["id"], as_json)
+        with api_client() as client:
+            # Wait until the API answers: an error here would look as if no run was started.
+            answer = client.get_patiently(f"/v1/runs/{path_part(created['id'])}")
+            _watch(client, created["id"], answer, as_json)
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
@@ -87,19 +90,25 @@ def _name_and_value(text: str) -> tuple[str, str]:
 def watch(run: RunId, as_json: AsJson = False) -> None:
     """Follow a run to its end, with a bar for each step. Exit with 1 unless the run succeeds."""
     with api_client() as client:
-        answer = client.get(f"/v1/runs/{path_part(run)}")
-        if as_json:
-            while answer["status"] not in ENDED:
-                answer = client.get(f"/v1/runs/{path_part(run)}", wait=_LONG_POLL_SECONDS)
-            typer.echo(json.dumps(answer))
-        else:
-            answer = _show_bars(client, run, answer)
+        # This raises if the API does not answer now. Later, the command waits until the API answers.
+        _watch(client, run, client.get(f"/v1/runs/{path_part(run)}"), as_json)
+
+
+def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -> None:
+    """Follow the run to its end, also while the API does not answer. `answer`: the API's first answer."""
+    path = f"/v1/runs/{path_part(run)}"
+    if as_json:
+        while answer["status"] not in ENDED:
+            answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
+        typer.echo(json.dumps(answer))
+    else:
+        answer = _show_bars(client, path, answer)
     if answer["status"] != "succeeded":
         raise typer.Exit(FAILED)
 
 
-def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Show the bars of the steps until the run has ended. Returns the run's last answer."""
+def _show_bars(client: ApiClient, path: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Show the bars of the steps until the run has ended. `path`: the run's. Returns the run's last answer."""
     name = TextColumn("{task.description}", markup=False)
     note = TextColumn("{task.fields[note]}", markup=False)
     with Progress(name, BarColumn(), TaskProgressColumn(), note, console=console) as progress:
@@ -107,7 +116,7 @@ def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str,
         _update_bars(progress, bars, answer)
         while answer["status"] not in ENDED:
             time.sleep(0.5)
-            answer = client.get(f"/v1/runs/{path_part(run)}")
+            answer = client.get_patiently(path)
             _update_bars(progress, bars, answer)
     print_line(f"{answer['id']} {answer['status']}")
     if answer.get("error"):

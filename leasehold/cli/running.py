@@ -24,7 +24,7 @@ _T = TypeVar("_T")  # the result of a command's coroutine
 FAILED = 1
 #: The command was used wrongly. typer exits with the same status.
 WRONG_USE = 2
-#: A server does not answer. The command may be tried again.
+#: A server does not answer, or cannot answer now. The command may be tried again.
 UNREACHABLE = 3
 #: The user's own module raised an error when it was imported.
 BROKEN_CODE = CodeBroken.exit_status

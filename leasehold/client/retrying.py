@@ -15,8 +15,8 @@ from leasehold.client.calls import Call
 from leasehold.client.errors import ApiError, Unavailable
 
 #: The API, or a proxy in front of it, cannot answer now.
-_AWAY_STATUSES = frozenset({502, 503, 504})
-_TOO_MANY = 429
+AWAY_STATUSES = frozenset({502, 503, 504})
+TOO_MANY = 429
 _CONFLICT = 409
 #: Another cell (one of several installations that share the tenants) serves the tenant of the key.
 _WRONG_CELL = 421
@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 10.0
 #: tries would end in an error: 2.0 ** 1024 is too large for a float.
 _MAX_DOUBLINGS = 10
 #: These errors mean that the request has not been sent.
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
@@ -67,10 +67,10 @@ class Tries:
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""
-        if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
+        if not (self._call.repeatable or isinstance(error, NOT_SENT)):
             reason = str(error) or type(error).__name__
             raise Unavailable(self._url, seconds=None, reason=reason, key=self._call.key, may_be_done=True) from error
-        self._may_be_done |= not isinstance(error, _NOT_SENT)
+        self._may_be_done |= not isinstance(error, NOT_SENT)
         pause = self._pause_before_next_try(None)
         if pause is None:
             raise self._unavailable(str(error) or type(error).__name__) from error
@@ -88,9 +88,9 @@ class Tries:
             self._has_changed_cell = True
             return 0.0
         problem = problem_of(answer)
-        is_away = answer.status_code in _AWAY_STATUSES
+        is_away = answer.status_code in AWAY_STATUSES
         # The API has not begun this request, or still works on an earlier try of it.
-        is_busy = answer.status_code == _TOO_MANY or (
+        is_busy = answer.status_code == TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )
         api_error = ApiError(answer.status_code, problem or {"detail": self._unexplained}, self._call.key)
@@ -98,7 +98,7 @@ class Tries:
             raise api_error
         # A proxy may have lost the API's answer, or the API may have lost its connection to the database.
         self._may_be_done |= is_away
-        pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
+        pause = self._pause_before_next_try(seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
         if is_away or self._is_waited_for:  # `Client.wait` makes its TimeoutError from an Unavailable
@@ -142,6 +142,6 @@ def problem_of(answer: httpx2.Response) -> dict[str, Any]:
     return problem if isinstance(problem, dict) else {}
 
 
-def _seconds_of_header(retry_after: str | None) -> float | None:
+def seconds_of_header(retry_after: str | None) -> float | None:
     """The seconds of a Retry-After. None: there is no such header, or it has a date (the API sends none)."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

@@ -135,6 +135,50 @@ async def test_an_answer_of_another_server_is_a_sentence(running: Running, answe
 
 
 @pytest.mark.parametrize(
+    ("answer", "arguments", "sentence"),
+    [
+        ("503", ("runs",), "database_unavailable: away"),
+        ("429", ("cancel", RUN), "rate_limited: too many"),
+        ("502", ("logs", RUN, "--follow"), "502: no reason given"),
+        ("503", ("watch", RUN), "database_unavailable: away"),
+        ("break", ("watch", RUN), "does not answer: Server disconnected without sending a response."),
+    ],
+)
+async def test_what_cannot_be_answered_now_may_be_tried_again(
+    running: Running,  # noqa: F811
+    answer: str,
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    async with fronting(running.url) as front:
+        front.failures = [answer]
+        code, _, err = await Cli(front.url, "lh_x_y")(*arguments)
+    assert (code, err.strip().endswith(sentence), len(front.seen)) == (UNREACHABLE, True, 1), err
+
+
+@pytest.mark.parametrize(("is_submitted", "as_json"), [(True, ()), (True, ("--json",)), (False, ())])
+async def test_a_run_is_watched_through_failures_of_the_api(
+    running: Running,  # noqa: F811
+    rows: Connection,
+    is_submitted: bool,
+    as_json: tuple[str, ...],
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=SCOPES)
+    direct = Cli(running.url, key.text)
+    arguments = ("submit", "scripted", "--watch")
+    if not is_submitted:
+        arguments = ("watch", (await direct.said("submit", "scripted"))["id"])
+    async with fronting(running.url) as front:
+        front.failures = ["", "503", "break", "502", "429"]
+        watching = asyncio.create_task(Cli(front.url, key.text)(*arguments, *as_json))
+        while front.failures and not watching.done():
+            await asyncio.sleep(0.01)
+        await direct("cancel", str(await rows.fetchval("SELECT id FROM job")))
+        code, out, err = await watching
+    assert (code, "cancelled" in out, err) == (FAILED, True, "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "field"),
     [(("submit", "scripted", "--watch"), "id"), (("watch", RUN), "progress"), (("jobs", "list"), "jobs")],
 )

@@ -115,19 +115,22 @@ async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker:
     assert (missing.exit_code, "job_not_found" in missing.stderr) == (1, True)
 
 
-async def test_a_quiet_job_is_followed_through_streams_that_the_api_ends(
-    running: Running, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failures", [[], ["", "503", "429", "502", "break", "", "503"]])
+async def test_a_quiet_job_is_followed_through_streams_that_end_and_failures_of_the_api(
+    running: Running, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch, failures: list[str]
 ) -> None:
     monkeypatch.setattr("leasehold.api.jobs.following.MAX_SECONDS", 0.2)
     monkeypatch.setattr("leasehold.api.jobs.following.KEEP_ALIVE", 0.1)
     monkeypatch.setattr("leasehold.cli.logs._PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("leasehold.cli.api_client._PAUSE_SECONDS", 0.1)
     key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=sorted(TENANT_SCOPES))
     claimed = await maker.claim(job_id := await maker.make("run"))
     async with fronting(running.url) as front:
+        front.failures = list(failures)
         environment = {"LEASEHOLD_URL": front.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
         arguments = ["logs", str(job_id), "--follow"]
         command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment))
-        while len([path for _, path, _ in front.seen if path.endswith("/logs")]) < 3 and not command.done():
+        while (front.failures or len(front.seen) < 5) and not command.done():
             await asyncio.sleep(0.01)
         await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 1, [line("at last")])])
         await settlements.fail(rows, [Failure(claimed.lease, "error", "broken", "It did not work.", False, 0.0)])
