@@ -240,6 +240,36 @@ async def test_what_cannot_be_sent_is_an_error_at_once_that_does_not_show_the_ke
     assert out.decode().splitlines() == ["TypeError false"] * 7 + ["0", "Bearer lh_x_y"]
 
 
+#: Asks the API and the object store with a `fetch` that refuses its receiver, as a browser's does.
+AS_IN_A_BROWSER = f"""
+globalThis.fetch = async function (url) {{
+  if (this !== undefined && this !== globalThis) throw new TypeError("Illegal invocation");
+  return String(url).includes("/v1/") ? Response.json({{ id: "7" }}) : new Response("");
+}};
+const {{ Leasehold }} = await import("{FOLDER / "src/index.js"}");
+const {{ ExternalWorker }} = await import("{FOLDER / "src/worker.js"}");
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: 0.1 }});
+console.log((await leasehold.get("7")).id);
+const url = "http://127.0.0.1:2";
+const file = {{ step: "made", name: "a", size: 0, sha256: "{hashlib.sha256().hexdigest()}", url }};
+const task = {{ task_id: "1", step: "used", epoch: 1, files: [file] }};
+const request = async (_, path) => (path.endsWith("/files") ? {{ files: [{{ url }}] }} : {{ tasks: [task] }});
+await new ExternalWorker({{ request }}, {{ queues: ["q"] }}).workOnce(async (task) => {{
+  await task.write("b", "").then(() => console.log("written"), console.log);
+  console.log((await task.read("a").catch((error) => error)).length);
+}});
+process.exit();
+"""
+
+
+@needs_node
+async def test_a_fetch_that_refuses_a_receiver_is_called_without_one() -> None:
+    """The client called it as its own method, and took the TypeError for a lost connection."""
+    async with asyncio.timeout(60):
+        out = await evaluated(AS_IN_A_BROWSER)
+    assert out.decode().splitlines() == ["7", "written", "0"]
+
+
 #: Follows the events of a job. Its connection ends when it was quiet for longer than the timeout.
 FOLLOWS = f"""
 import {{ Leasehold }} from "{FOLDER / "src/index.js"}";

@@ -98,7 +98,7 @@ export class Leasehold {
     // The error of `fetch` would show the key.
     if (!/^[!-~]+$/.test(this.#key)) throw new TypeError("the API key has characters that no key has: copy the whole key");
     this.#timeout = timeout * 1000;
-    this.#fetch = fetch;
+    this.#fetch = /** @type {typeof fetch} */ ((...request) => fetch(...request)); // a browser's refuses a receiver
   }
 
   /**

@@ -114,7 +114,7 @@ export class Task {
   constructor(claim, ask, fetch) {
     this.claim = claim;
     this.#ask = ask;
-    this.#fetch = fetch;
+    this.#fetch = /** @type {typeof fetch} */ ((...request) => fetch(...request)); // a browser's refuses a receiver
     const options = { safe: true, signal: this.#abandoned.signal };
     this.#lines = new Output((first, lines) => this.post("logs", { first, lines }, options));
     this.#chunks = new Output((first, chunks) => this.post("stream", { first, chunks }, options));
