@@ -26,7 +26,8 @@ _INDEX = "source_image_tenant"
 
 
 def upgrade() -> None:
-    op.add_column("source_image", sa.Column("size", sa.BigInteger, nullable=False, server_default="0"))
+    size = sa.Column("size", sa.BigInteger, nullable=False, server_default="0")
+    op.add_column("source_image", size, if_not_exists=True)
     build_index(_INDEX, "source_image", ["tenant_id"])
 
 
