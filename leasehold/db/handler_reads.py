@@ -78,14 +78,15 @@ _OF_PIPELINES = """
 SELECT name.pipeline, min(h.name) AS handler
 FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
 CROSS JOIN LATERAL (SELECT regexp_replace(h.name, '\\.[^.]*$', '') AS pipeline) AS name
-WHERE w.present AND NOT w.draining AND $1 = ANY(w.queues) AND name.pipeline = ANY($2::text[])
+WHERE NOT w.draining AND $1 = ANY(w.queues) AND name.pipeline = ANY($2::text[])
 GROUP BY name.pipeline
 """
 
 
 async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: Collection[str]) -> dict[str, str]:
-    """By pipeline: one of its handlers (`pipeline.step`) that a present worker of the queue has. Pipelines without such
-    a handler are absent. Draining workers are left out.
+    """By pipeline: one of its handlers (`pipeline.step`) that a registered worker of the queue has. Pipelines without
+    such a handler are absent. Draining workers are left out. Workers count whether or not presence is on
+    (`LEASEHOLD_PRESENCE`), and a dead worker counts until its row is deleted.
     """
     rows = await connection.fetch(_OF_PIPELINES, queue, list(pipelines)) if pipelines else ()
     return {row["pipeline"]: row["handler"] for row in rows}

@@ -75,8 +75,9 @@ GROUP BY lease.queue
 
 # SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason if the last tick was
 # refused, for example because of a limit of the tenant or a broken template: then only the tenant can help. The codes
-# are those of an error of the platform, of a machine that is too busy to check a payload, and of the object store.
-_IS_NOT_REFUSED = f"""NOT EXISTS (
+# are those of an error of the platform, of a machine that is too busy to check a payload, and of the object store. Nor
+# is it the reason if `last_error` is about the due tick itself: no worker has the code of the template.
+_IS_NOT_REFUSED = f"""s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) AND NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
                        AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""

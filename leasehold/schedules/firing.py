@@ -21,7 +21,7 @@ import structlog
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid, RequestError, TooMany, Unavailable
-from leasehold.evaluation.templates import Templates, TemplateVersion
+from leasehold.evaluation.templates import Templates, TemplateVersion, template_not_found
 from leasehold.limits.admission import Admission, Payer, queues_of
 from leasehold.telemetry.duties import SCHEDULES_PAUSED, counted
 from leasehold.transitions import jobs, runs
@@ -49,18 +49,47 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: fired, until a worker tries them again. The condition `not_in` leaves them out.
 DUTY = counted("schedules")
 
-#: SQL condition: this process may fire the schedule. It may if it has the code of the schedule's template ($2: the
-#: pipelines of this process). It may also if no worker has that code: then a tenant wrote the template, or the template
-#: does not exist. Exception: a schedule that an app declares waits for a process with the app's code. `worker.handlers`
-#: names the code of a worker: `pipeline.step` for each step.
-_CAN_FIRE = """(template = ANY($2::text[]) OR (declared_by IS NULL AND template <> ALL(ARRAY(
-    SELECT DISTINCT regexp_replace(h.name, '\\.[^.]*$', '') FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
-    WHERE w.present AND NOT w.draining))))"""
+# SQL: the pipeline of the handler `h.name`. A handler is the code of a step, named `pipeline.step`.
+_PIPELINE = "regexp_replace(h.name, '\\.[^.]*$', '')"
+
+# SQL: the pipelines of which a worker has code.
+_SERVED = f"""ARRAY(
+    SELECT DISTINCT {_PIPELINE} FROM worker w CROSS JOIN unnest(w.handlers) AS h(name) WHERE NOT w.draining)"""
+
+# SQL: the pipelines of which a worker has code, or had it in the last months (`known_handler`).
+_KNOWN = f"""ARRAY(
+    SELECT {_PIPELINE}
+    FROM (SELECT unnest(w.handlers) FROM worker w UNION SELECT k.name FROM known_handler k) AS h(name))"""
+
+# SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. A worker
+# whose row names no handlers may have any code. Exception: if the tenant wrote a template of this name, any worker may
+# fire the schedule, except while a worker has code of the same name, which takes precedence.
+_MAY_BE_ELSEWHERE = f"""(s.template = ANY({_SERVED}) OR (
+    NOT EXISTS (SELECT 1 FROM template t WHERE t.tenant_id = s.tenant_id AND t.type = s.template)
+    AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template = ANY({_KNOWN}))))"""
+
+#: SQL condition: this process may fire the schedule `s`. It may if it has the code of the schedule's template ($2: the
+#: pipelines of this process). It may also if no other worker can have that code: then a tenant wrote the template, or
+#: the template does not exist. Exception: a schedule that an app declares waits for a process with the app's code.
+_CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_MAY_BE_ELSEWHERE}))"
 
 _FIND_DUE = f"""
 -- schedules_due
-SELECT id FROM schedule
-WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} AND {_CAN_FIRE} ORDER BY next_run_at LIMIT $1
+SELECT s.id FROM schedule s
+WHERE s.next_run_at <= statement_timestamp() AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE} ORDER BY s.next_run_at LIMIT $1
+"""
+
+# Writes to the `last_error` of schedules of clients that their template is not found: their tick has waited for $4, and
+# no worker has the code. The tick stays due: a worker that gets the code fires it. $3 the error.
+_RECORD_WAITING = f"""
+-- schedules_without_code
+UPDATE schedule SET last_error = $3::jsonb || jsonb_build_object('tick', next_run_at)
+WHERE id IN (
+    SELECT s.id FROM schedule s
+    WHERE s.next_run_at < statement_timestamp() - $4::interval AND s.declared_by IS NULL
+      AND s.last_error IS DISTINCT FROM $3::jsonb || jsonb_build_object('tick', s.next_run_at)
+      AND s.template <> ALL($2::text[]) AND s.template <> ALL({_SERVED}) AND {_MAY_BE_ELSEWHERE}
+    ORDER BY s.next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED)
 """
 
 _LOCK_DUE = """
@@ -134,6 +163,9 @@ async def fire_due(
     After `pause_after` such failures in a row, the schedule is paused. `admission` charges each run to the tenant;
     None: nothing is charged. If `admission` refuses a tick, the tick stays due, and a later call tries it again. Such
     refusals never pause the schedule. When the tick is older than ON_TIME, it counts as a missed tick.
+
+    A tick of a template that this process lacks, and that is or was the code of other workers, stays due for them. If
+    no worker has the code, the schedule's `last_error` says so when the tick is older than ON_TIME.
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
@@ -167,6 +199,7 @@ async def fire_due(
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
             # None: the firing failed, and the schedule is in quarantine now.
             created_runs += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
+    await connection.execute(_RECORD_WAITING, limit, own_pipelines, error_record(template_not_found()), ON_TIME)
     # If `fired` is empty, other workers fire the schedules that were found, or have just fired them: they find the
     # rest.
     return created_runs, is_full and bool(fired)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import time_machine
 
 from leasehold import App, DeclarationError, current
 from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import DeclaredSchedule
 from leasehold.evaluation.templates import Templates
 from leasehold.schedules.declared import UNDECLARED, reconcile, reconcile_apps
-from leasehold.schedules.firing import fire_due
+from leasehold.schedules.firing import ON_TIME, fire_due
 from leasehold.settings import Settings
 from leasehold.transitions import workers
+from leasehold.transitions.quarantine import set_aside
 from tests.app.conftest import Serve
 
 SECONDS = 60.0
@@ -177,24 +181,129 @@ async def test_a_worker_without_the_code_also_leaves_a_tick_that_waits_to_one_th
     assert len((await fire_due(connection, Templates(app.pipelines()), 60))[0]) == 1
 
 
-@pytest.mark.parametrize("change", [None, "present = false", "draining = true", "handlers = '{shop.other}'"])
-async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_worker_that_has_it(
-    connection: Connection, change: str | None
-) -> None:
-    """If no worker has the code, the schedule says so."""
+OTHER = Templates(App("other").pipelines())
+HANDLERS = [f"{pipeline.name}.{step.name}" for pipeline in shop().pipelines() for step in pipeline.steps]
+
+
+async def schedules_of_a_client(connection: Connection, *, late: int = 0) -> None:
+    """For the templates of the app `shop`: each has a tick that is due for `late` seconds."""
     await written(connection, shop())
-    await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp(), declared_by = NULL")
-    handlers = [f"{pipeline.name}.{step.name}" for pipeline in shop().pipelines() for step in pipeline.steps]
+    await connection.execute(
+        "UPDATE schedule SET next_run_at = clock_timestamp() - make_interval(secs => $1), declared_by = NULL", late
+    )
+
+
+async def a_worker_with(connection: Connection, handlers: Sequence[str] | None) -> UUID:
+    """As a worker without presence registers itself."""
     worker = new_id()
     await workers.register(connection, worker, host="h", pid=1, version="1", queues=[], handlers=handlers)
-    await connection.execute("UPDATE worker SET present = true")
-    if change is not None:
-        await connection.execute(f"UPDATE worker SET {change}")
-    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == ([], False)
-    codes = {(row["last_error"] or {}).get("code") for row in (await rows(connection)).values()}
-    assert codes == ({None} if change is None else {"template_not_found"})
-    if change is None:
-        assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
+    return worker
+
+
+async def a_template(connection: Connection, tenant_id: str, template: str) -> None:
+    await connection.execute(
+        "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, 1, true, $3)",
+        tenant_id, template, {"type": "letter", "steps": [{"id": "a"}]},
+    )  # fmt: skip
+
+
+async def codes(connection: Connection) -> set[str | None]:
+    return {(row["last_error"] or {}).get("code") for row in (await rows(connection)).values()}
+
+
+@pytest.mark.parametrize("has", ["it", "presence", "unnamed", "had it", "other", "nothing"])
+async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_worker_that_has_it(
+    connection: Connection, has: str
+) -> None:
+    """Or that may have it, or had it before it ended. If nobody has or had the code, the schedule says so."""
+    await schedules_of_a_client(connection)
+    handlers = {"unnamed": None, "other": ["shop.other", "shopping.report.run"]}.get(has, HANDLERS)
+    worker = await a_worker_with(connection, handlers)
+    if has == "presence":
+        await connection.execute("UPDATE worker SET present = true")
+    if has in ("had it", "nothing"):
+        await workers.unregister(connection, worker)
+    if has == "nothing":
+        await connection.execute("DELETE FROM known_handler")
+    before = await rows(connection)
+    assert await fire_due(connection, OTHER, 60) == ([], False)
+    is_left = has not in ("other", "nothing")
+    assert (await rows(connection) == before) is is_left
+    assert await codes(connection) == ({None} if is_left else {"template_not_found"})
+    assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == (2 if is_left else 0)
+
+
+@pytest.mark.parametrize("leaves", ["drains", "has ended"])
+async def test_while_the_workers_with_the_code_are_away_a_tick_waits_and_its_schedule_says_so(
+    connection: Connection, leaves: str
+) -> None:
+    await schedules_of_a_client(connection, late=int(ON_TIME.total_seconds()) - 20)
+    worker = await a_worker_with(connection, HANDLERS)
+    if leaves == "drains":
+        assert await workers.ask_to_drain(connection, worker)
+    else:
+        await workers.unregister(connection, worker)
+    before = await rows(connection)
+    assert await fire_due(connection, OTHER, 60) == ([], False)
+    assert await rows(connection) == before
+    await connection.execute("UPDATE schedule SET next_run_at = next_run_at - interval '30 seconds', catch_up = 'all'")
+    before = await rows(connection)
+    assert await fire_due(connection, OTHER, 60) == ([], False)
+    found = await rows(connection)
+    for template, row in found.items():
+        assert (row["last_error"]["code"], row["failures"]) == ("template_not_found", 0)
+        assert (
+            datetime.fromisoformat(row["last_error"]["tick"]) == row["next_run_at"] == before[template]["next_run_at"]
+        )
+    assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
+    assert await codes(connection) == {None}
+
+
+@pytest.mark.parametrize(
+    "who", ["a worker has the code", "this worker has the code", "the app declares it", "it is set aside"]
+)
+async def test_a_late_schedule_says_nothing_of_a_missing_template_if_a_worker_has_its_code_or_its_app_declares_it(
+    connection: Connection, settings: Settings, who: str
+) -> None:
+    await schedules_of_a_client(connection, late=300)
+    worker = await a_worker_with(connection, HANDLERS)
+    if who != "a worker has the code":
+        await workers.unregister(connection, worker)
+    if who == "the app declares it":
+        await connection.execute("UPDATE schedule SET declared_by = 'shop'")
+    if who == "it is set aside":  # and its tenant wrote the template
+        for template, row in (await rows(connection)).items():
+            too_many = TooMany("rate_limited", "m", policy="rate", at_most=1, retry_after=1.0)
+            await set_aside(connection, "schedules", row["id"], too_many)
+            await a_template(connection, row["tenant_id"], template)
+    before = await rows(connection)
+    if who == "this worker has the code":
+        other = await connect(settings, "test")
+        async with other.transaction():
+            await other.execute("SELECT FROM schedule FOR UPDATE")  # another worker fires them
+            assert await fire_due(connection, Templates(shop().pipelines()), 60) == ([], False)
+        await other.close()
+    else:
+        assert await fire_due(connection, OTHER, 60) == ([], False)
+    assert await rows(connection) == before
+
+
+@pytest.mark.parametrize("has", ["unnamed", "had it", "it"])
+async def test_a_tenants_own_template_is_fired_by_any_worker_unless_a_worker_has_code_of_its_name(
+    connection: Connection, has: str
+) -> None:
+    await schedules_of_a_client(connection)
+    worker = await a_worker_with(connection, None if has == "unnamed" else ["letter.write"])
+    if has == "had it":
+        await workers.unregister(connection, worker)
+    await connection.execute("UPDATE schedule SET template = 'letter', tenant_id = CASE template WHEN 'shop.report'"
+                             " THEN 'acme' ELSE 'another' END")  # fmt: skip
+    await a_template(connection, "acme", "letter")
+    made, _ = await fire_due(connection, OTHER, 60)
+    assert len(made) == (has != "it")
+    assert await codes(connection) == {None}
+    left = await connection.fetchval("SELECT count(*) FROM schedule WHERE next_run_at <= clock_timestamp()")
+    assert left == (2 if has == "it" else 1), "that of the other tenant, who has no such template"
 
 
 @pytest.mark.parametrize(

@@ -810,9 +810,8 @@ async def failed_runs_of_code(maker: Maker, *names: str) -> list[UUID]:
 
 
 async def a_worker_with(rows: Connection, handler: str) -> None:
-    """The row of a worker that never claims."""
+    """The row of a worker that never claims, and that runs without presence."""
     await workers.register(rows, new_id(), host="h", pid=1, version="1", queues=["operations"], handlers=[handler])
-    await rows.execute("UPDATE worker SET present = true")
 
 
 def code_of(name: str) -> Pipelines:
@@ -826,7 +825,7 @@ def code_of(name: str) -> Pipelines:
 
 
 @pytest.mark.parametrize(
-    "change", [None, "present = false", "draining = true", "handlers = '{two.a}'", "queues = '{default}'"]
+    "change", [None, "present = true", "draining = true", "handlers = '{two.a}'", "queues = '{default}'"]
 )
 async def test_a_run_is_left_to_a_worker_that_has_its_code_and_refused_if_no_worker_has_it(
     maker: Maker, running: Running, rows: Connection, change: str | None
@@ -837,9 +836,10 @@ async def test_a_run_is_left_to_a_worker_that_has_its_code_and_refused_if_no_wor
         await rows.execute(f"UPDATE worker SET {change}")
     outcome = await act(running, rows, "retry", [one, outside])
     assert outcome.acted == [outside]
-    assert outcome.left == ({one: "one.a"} if change is None else {})
+    is_left = change in (None, "present = true")  # with or without presence
+    assert outcome.left == ({one: "one.a"} if is_left else {})
     codes = {refusal.job_id: refusal.code for refusal in outcome.refusals}
-    assert codes == ({} if change is None else {one: "template_not_found"})
+    assert codes == ({} if is_left else {one: "template_not_found"})
 
 
 @pytest.mark.parametrize("permitted", [("of_a_package",), ()])

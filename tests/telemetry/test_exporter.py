@@ -179,6 +179,11 @@ async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows:
     assert await late() < 500
     await rows.connection.execute("UPDATE quarantine SET retry_at = clock_timestamp() - interval '1 second'")
     assert await late() >= 500, "its next try should have come"
+    tell = "UPDATE schedule SET last_error = jsonb_build_object('code', 'c', 'tick', next_run_at{}) WHERE id = $1"
+    await rows.connection.execute(tell.format(""), refused)  # no worker has the code of the tick that is due
+    assert 100 <= await late() < 500
+    await rows.connection.execute(tell.format(" - interval '1 minute'"), refused)  # that of an earlier tick was refused
+    assert await late() >= 500
 
 
 async def test_a_dead_letter_is_counted_until_it_is_replayed(rows: Rows) -> None:
