@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from time import monotonic
@@ -24,7 +25,6 @@ from fastapi.responses import JSONResponse
 from leasehold.api.auth.security import OPERATE, Require, bearer
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.problems import is_database_away
-from leasehold.api.process.replica_reads import on_primary
 from leasehold.api.process.services import Services
 from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
@@ -85,8 +85,9 @@ class _SharedRun(Generic[_Result]):
     async def result(self) -> _Result:
         if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
-            with on_primary():  # the request that starts the run may read from a standby, but the run must not
-                self._task = asyncio.create_task(self._run())
+            # In a context of its own: nothing of the request that starts the run applies to it. Such a request may read
+            # from a standby, wait for its tenant's turn at the pool, or have little time left.
+            self._task = asyncio.create_task(self._run(), context=Context())
         return await asyncio.shield(self._task)
 
     def _is_old(self) -> bool:

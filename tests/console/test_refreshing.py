@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,9 +11,14 @@ import pytest
 from leasehold.api.console import overview, rates, rendering
 from leasehold.api.console.rates import rates_of
 from leasehold.api.console.shared import Shared
+from leasehold.api.fleet.health import Readiness
+from leasehold.api.process import deadline
+from leasehold.api.process.tenant_pool import set_tenant
 from leasehold.db.database import Connection
+from leasehold.db.pool_sizes import pool_of_api
 from leasehold.security.credentials import create_key
-from tests.api.conftest import Running
+from leasehold.settings import Settings
+from tests.api.conftest import Running, client_of
 from tests.console.conftest import ROLES, MakePerson, Person
 from tests.jobs.conftest import Maker
 
@@ -132,3 +138,50 @@ async def test_dead_letters_group_the_latest_alone(
     assert "latest 2 dead letters" in shown
     everything = (await maker.client.get("/v1/dead-letters/groups")).json()["groups"]
     assert {group["code"] for group in everything} == {"oldest", "middle", "newest"}
+
+
+@pytest.mark.usefixtures("patient_readiness")
+async def test_a_tenant_whose_requests_wait_does_not_make_the_process_unready(
+    running: Running, person: MakePerson, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open Overview starts the checks that /readyz shares: they do not wait for the turn of the viewer's tenant."""
+    viewer, is_full, may_end = await person(ROLES["viewer"]), asyncio.Event(), asyncio.Event()
+    started = asyncio.Event()
+    checks = Readiness.checks
+
+    async def noticed(self: Readiness) -> object:
+        running_checks = asyncio.ensure_future(checks(self))
+        await asyncio.sleep(0)  # the checks of the first caller have begun
+        started.set()
+        return await running_checks
+
+    monkeypatch.setattr(Readiness, "checks", noticed)
+
+    async def hold() -> None:
+        set_tenant("acme")
+        async with AsyncExitStack() as stack:
+            for _ in range(pool_of_api(settings) - 1):  # all that a tenant may have
+                await stack.enter_async_context(running.services.pool.acquire())
+            is_full.set()
+            await may_end.wait()
+
+    holding = asyncio.create_task(hold())
+    await is_full.wait()
+    viewing = asyncio.create_task(viewer.http.get("/console/"))
+    await started.wait()
+    async with client_of(running.url) as probe:
+        answer = await probe.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    may_end.set()
+    await holding
+    assert (await viewing).status_code == 200
+
+
+@pytest.mark.usefixtures("patient_readiness")
+async def test_the_checks_take_nothing_from_the_request_that_starts_them(running: Running) -> None:
+    """Not its deadline either: little of it may be left, and /readyz shares these checks."""
+    readiness = Readiness(running.services)
+    spent = deadline.begin(0.0)
+    assert spent.is_over
+    checks = {check.name: check for check in await readiness.checks()}
+    assert (checks["database"].ok, checks["migrations"].ok) == (True, True)
