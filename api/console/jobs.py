@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
+from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -38,6 +39,8 @@ from leasehold.domain.ids import id_of_instant, instant_of
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse, quoted
 from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.telemetry.outages import DATABASE
 
 router = APIRouter()
 #: Seconds for which all open lists of a tenant share its saved views.
@@ -48,6 +51,8 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
+#: Seconds after which `act_on_picked` begins with no further job. A locked job takes up to LEASEHOLD_DATABASE_TIMEOUT.
+_ACT_SECONDS = 30.0
 #: Prepared filters, by name. No index finds the jobs of all tenants by their status. So for an operator, `views_of`
 #: adds the operator's own tenant to each filter that has no `created:`.
 VIEWS = (
@@ -195,8 +200,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
 
 @router.post("/jobs/act")
 async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
-    """Retry or cancel each picked job. A refused job does not prevent the others; the next page names the reasons of
-    refusals.
+    """Retry or cancel each picked job. A job that is refused, or locked for long, does not prevent the others; the next
+    page names the reasons.
     """
     ids = _ids(form.picked("job"))
     action = form.get("action", "")
@@ -211,11 +216,21 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
 
     async def act() -> Outcome:
         refusals = Counter[str]()  # how many jobs were refused for each reason
-        for job_id in ids:
-            try:
-                await act_on_job(job_id)
-            except RequestError as error:
-                refusals[error.message] += 1
+        async with services_of(request).bulk.turn(caller.tenant_id):  # each job has its own time for PostgreSQL
+            ends_at = monotonic() + _ACT_SECONDS
+            for index, job_id in enumerate(ids):
+                if monotonic() > ends_at:
+                    refusals["PostgreSQL was too slow for the jobs before, so nothing was tried."] += len(ids) - index
+                    break
+                try:
+                    await act_on_job(job_id)
+                except RequestError as error:
+                    refusals[error.message] += 1
+                except TRY_AGAIN as error:
+                    if not may_try_again(error):
+                        raise
+                    DATABASE.record_error(error, "picked jobs")
+                    refusals["PostgreSQL did not answer in time, perhaps because the job is locked."] += 1
         done_count = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [

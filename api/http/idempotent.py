@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from fastapi import Header
 
+from leasehold.api.process import deadline
 from leasehold.api.process.best_effort import best_effort
 from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, check_key, hold, is_answered, release, reserve, store
@@ -26,6 +27,10 @@ IdempotencyKey: TypeAlias = Annotated[
         json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
     ),
 ]
+
+#: Seconds that `once_over_transactions` has to store the answer or to release the key, although its work may have used
+#: up the request's deadline.
+_EXTRA_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,9 @@ async def once_over_transactions(
     try:
         answer = await work()
         if answer.is_stored:
-            async with pool.acquire() as connection:
-                await store(connection, reservation, answer.status_code, answer.body)
+            with deadline.extra_time(_EXTRA_SECONDS):
+                async with pool.acquire() as connection:
+                    await store(connection, reservation, answer.status_code, answer.body)
     except BaseException:
         await _release_on_new_connection(pool, reservation)
         raise
@@ -115,7 +121,8 @@ async def once_over_transactions(
 
 
 async def _release_on_new_connection(pool: ConnectionSource, reservation: Reservation) -> None:
-    with best_effort("the release of an idempotency key, which stays reserved for a minute"):
+    work = "the release of an idempotency key, which stays reserved for a minute"
+    with best_effort(work), deadline.extra_time(_EXTRA_SECONDS):
         async with pool.acquire() as connection:
             await release(connection, reservation)
 

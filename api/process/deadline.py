@@ -7,8 +7,8 @@ PostgreSQL does not answer, a request without a deadline would take the sum of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 from leasehold.db.database import Connection
@@ -97,6 +97,19 @@ def begin(seconds: float) -> Deadline:
     deadline = Deadline(seconds)
     _deadline.set(deadline)
     return deadline
+
+
+@contextmanager
+def extra_time(seconds: float) -> Iterator[None]:
+    """Inside the block, and in tasks that the block starts, the current request has `seconds` for PostgreSQL, however
+    little of its deadline is left. For what must be written after an error or after the request's work: an undo, or the
+    release of a reservation.
+    """
+    token = _deadline.set(Deadline(seconds))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 def current() -> Deadline:

@@ -1,0 +1,106 @@
+"""A job whose row somebody else has locked costs the others nothing, and a press on it can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+
+from leasehold.api.console import jobs
+from leasehold.api.http.idempotent import Answer, once_over_transactions
+from leasehold.api.process import deadline
+from leasehold.db.database import Connection, connected
+from leasehold.settings import Settings
+from tests.api.conftest import Running
+from tests.console.conftest import MakePerson
+from tests.console.test_pressed_twice import audited, form_on, press
+from tests.jobs.conftest import Maker
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """A statement that waits for a lock ends after these seconds, and so does the request's deadline."""
+    return settings.model_copy(update={"database_timeout": 3.0})
+
+
+@asynccontextmanager
+async def locked(settings: Settings, *job_ids: UUID) -> AsyncIterator[None]:
+    patient = settings.model_copy(update={"database_timeout": 60.0})
+    async with connected(patient, "tests") as connection, connection.transaction():
+        await connection.execute("SELECT FROM job WHERE id = ANY ($1) FOR UPDATE", job_ids)
+        yield
+
+
+async def failed_runs(maker: Maker, n: int) -> list[UUID]:
+    made = [await maker.make("run", scope="user", scope_id=str(place)) for place in range(n)]
+    for job_id in made:
+        await maker.fail(job_id)
+    return made
+
+
+async def test_a_locked_job_does_not_prevent_the_picked_jobs_after_it(
+    person: MakePerson, maker: Maker, rows: Connection, settings: Settings
+) -> None:
+    somebody, picked = await person(), await failed_runs(maker, 3)
+    fields = {"job": [str(job_id) for job_id in picked], "action": "retry", "once": await form_on(somebody, "/jobs")}
+    async with locked(settings, picked[1]):
+        first = await press(somebody, "/jobs/act", **fields)
+        assert first[1] == (
+            "bad",
+            "2 of 3 jobs retried. 1 refused: PostgreSQL did not answer in time, perhaps because the job is locked.",
+        )
+        assert await press(somebody, "/jobs/act", **fields) == first
+    assert await audited(rows, "job.retried") == 2
+    fields["once"] = await form_on(somebody, "/jobs")
+    assert (await press(somebody, "/jobs/act", **fields))[1][1].startswith("1 of 3 jobs retried.")
+
+
+async def test_many_locked_jobs_end_the_act(
+    person: MakePerson, maker: Maker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL may be away: the person waits only so long for all."""
+    monkeypatch.setattr(jobs, "_ACT_SECONDS", 1.0)
+    somebody, picked = await person(), await failed_runs(maker, 3)
+    fields = {"job": [str(job_id) for job_id in picked], "action": "retry", "once": await form_on(somebody, "/jobs")}
+    async with locked(settings, *picked):
+        _, (tone, sentence) = await press(somebody, "/jobs/act", **fields)
+    assert tone == "bad"
+    assert sentence.startswith("0 of 3 jobs retried. 1 refused: PostgreSQL did not answer in time")
+    assert sentence.endswith("2 refused: PostgreSQL was too slow for the jobs before, so nothing was tried.")
+    monkeypatch.undo()
+    assert (await press(somebody, "/jobs/act", **fields))[1] == ("good", "3 of 3 jobs retried.")
+
+
+async def test_a_press_that_ran_out_of_time_is_repeated_at_once(
+    person: MakePerson, maker: Maker, rows: Connection, settings: Settings
+) -> None:
+    """The reservation of its key was kept for a minute: nothing of the deadline was left to release it."""
+    somebody, (job_id,) = await person(), await failed_runs(maker, 1)
+    (letter,) = (await maker.client.get("/v1/dead-letters")).json()["dead_letters"]
+    once = await form_on(somebody, f"/dead-letters/{letter['fingerprint']}")
+    path = f"/dead-letters/letters/{letter['task_id']}/replay"
+    async with locked(settings, job_id):
+        assert (await somebody.send(path, once=once)).status_code == 503
+    assert await rows.fetchval("SELECT count(*) FROM idempotency WHERE key LIKE 'console-press-%'") == 0
+    async with asyncio.timeout(30):
+        assert await press(somebody, path, once=once) == (f"/console/jobs/{job_id}", ("good", "The job runs again."))
+
+
+async def test_the_answer_of_work_that_took_all_the_time_is_stored(running: Running) -> None:
+    """The work is committed: a second press must not do it again."""
+    worked = []
+
+    async def work() -> Answer:
+        worked.append(1)
+        deadline.current()._count(60.0)
+        assert deadline.current().is_over
+        return Answer(303, b"done")
+
+    for _ in range(2):
+        deadline.begin(60.0)
+        answer = await once_over_transactions(running.services.pool, "acme", "key", b"hash", work)
+        assert answer.body == b"done"
+    assert len(worked) == 1
