@@ -135,18 +135,19 @@ class DatabaseLink:
         while True:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
-                written = await self._write(new_calls)
-                break
-            except asyncpg.UniqueViolationError as error:
-                # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
-                # this submission, whose answer was lost. The next try leaves them out.
-                stored_ids = await self._ids_written_earlier(calls)
-                # A run with one of the ids exists. If the tenant has no further run to leave out, the run belongs to
-                # another tenant.
-                if not stored_ids.keys() - earlier_ids.keys():
-                    raise Conflict("run_exists", "Another run has one of these ids.") from error
-                earlier_ids = stored_ids
-                continue
+                try:
+                    written = await self._write(new_calls)
+                    break
+                except asyncpg.UniqueViolationError as error:
+                    # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
+                    # this submission, whose answer was lost. The next try leaves them out.
+                    stored_ids = await self._ids_written_earlier(calls)
+                    # A run with one of the ids exists. If the tenant has no further run to leave out, the run belongs
+                    # to another tenant.
+                    if not stored_ids.keys() - earlier_ids.keys():
+                        raise Conflict("run_exists", "Another run has one of these ids.") from error
+                    earlier_ids = stored_ids
+                    continue
             except TRY_AGAIN as error:
                 if not may_try_again(error):
                     raise

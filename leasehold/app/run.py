@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
@@ -155,8 +156,17 @@ class Run(Generic[R]):
             raise TimeoutError(f"run {self.id} of {self.task} has not ended after {timeout} s")
 
     async def _outcome_at_end(self, timeout: float | None) -> Outcome:
-        await self._wait(timeout)
-        return await self._outcome()
+        """The outcome of the run's end. A failed run may be retried between its end and the read of its outcome: then
+        wait for the next end.
+        """
+        ends_at = None if timeout is None else monotonic() + timeout
+        seconds = timeout
+        while True:
+            await self._wait(seconds)
+            outcome = await self._outcome()
+            if outcome.ended:
+                return outcome
+            seconds = None if ends_at is None else max(0.0, ends_at - monotonic())
 
     async def _signal(self, name: str, payload: Any) -> None:
         if not is_name(name):

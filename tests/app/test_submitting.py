@@ -18,7 +18,7 @@ from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_va
 from leasehold import App, Context, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app import link
 from leasehold.app.calls import Call
-from leasehold.app.link import DatabaseLink
+from leasehold.app.link import DatabaseLink, Outcome
 from leasehold.app.run import Run
 from leasehold.app.writing import write, write_plain
 from leasehold.db.database import Connection, connect
@@ -543,6 +543,32 @@ async def test_many_whose_answer_was_lost_are_each_one_run(
     assert await connection.fetchval("SELECT count(*) FROM job") == 5
 
 
+async def test_a_second_outage_while_a_lost_answer_is_looked_up_is_waited_for(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, look = DatabaseLink._write, DatabaseLink._ids_written_earlier
+    lost, cut = [ConnectionResetError()], [TimeoutError()]
+
+    async def losing(link: DatabaseLink, calls: Any) -> Any:
+        written = await write(link, calls)
+        if lost:
+            raise lost.pop()
+        return written
+
+    async def being_cut(link: DatabaseLink, calls: Any) -> Any:
+        if cut:
+            raise cut.pop()
+        return await look(link, calls)
+
+    monkeypatch.setattr(DatabaseLink, "_write", losing)
+    monkeypatch.setattr(DatabaseLink, "_ids_written_earlier", being_cut)
+    call = send_receipt.call(Order(id=1))
+    assert [run.id for run in await send_receipt.asubmit_many([call])] == [call.run_id]
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+    assert not lost
+    assert not cut
+
+
 async def test_a_debounced_run_that_began_before_its_lost_answer_was_repeated_is_one_run(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,6 +656,31 @@ async def test_a_run_that_cannot_be_reached_is_an_error_of_ours(settings: Settin
         with pytest.raises(Unreachable, match=r"it was away for 0\.3 s") as unreachable:
             await look()
         assert unreachable.value.run_id == run.id
+
+
+async def test_a_run_that_is_retried_at_its_end_has_the_result_of_its_next_end(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody retries the failed run before its outcome is read."""
+    not_yet = [Outcome("queued", ended=False)]
+    waits: list[float | None] = []
+
+    async def ended(link: DatabaseLink, run_id: UUID, seconds: float | None) -> bool:
+        waits.append(seconds)
+        return True
+
+    async def retried(link: DatabaseLink, run_id: UUID) -> Outcome:
+        return not_yet.pop() if not_yet else Outcome("succeeded", ended=True, value={"value": "sent"})
+
+    monkeypatch.setattr(DatabaseLink, "wait", ended)
+    monkeypatch.setattr(DatabaseLink, "outcome", retried)
+    assert await send_receipt.find(new_id()).aresult() == "sent"
+    assert waits == [None, None]
+    not_yet.append(Outcome("queued", ended=False))
+    assert await send_receipt.find(new_id()).aresult(timeout=SECONDS) == "sent"
+    assert waits[2] == SECONDS
+    assert waits[3] is not None
+    assert 0 < waits[3] < SECONDS, "what is left of it"
 
 
 async def test_a_wait_in_an_outage_ends_with_its_timeout(settings: Settings, using: Using) -> None:
