@@ -24,6 +24,11 @@ stdout has JSON and nothing else.
 | 3 | a server does not answer, or cannot answer now (the API says 429, 502, 503 or 504): try again |
 | 4 | a module of yours raised an error when it was imported: the traceback above the sentence has your frames alone |
 | 130 | interrupted by Ctrl-C |
+
+A command that ends with 3 may have done its work: only the answer may be lost. Commands with `--idempotency-key` do
+nothing twice with the same key, so a script gives them a key of its own. Without it each command makes a new key, and
+the error names this key if the request may be done. Before you run another command again that makes or retries
+something, such as `retry`, `dead-letters replay` or `keys create`, look whether it was done.
 """
 
 

@@ -20,6 +20,12 @@ from leasehold.client.requests import key_of, url_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Cursor = Annotated[str | None, typer.Option(help="Show the page after the one that ended with this `next_cursor`.")]
+IdempotencyKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own key for this request. Within 24 hours, the same command with the same key does nothing twice."
+    ),
+]
 
 #: The id that messages show as an example.
 _EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, Self
 
 import httpx2
 
 from leasehold.cli.running import failure_printed
+from leasehold.client.calls import Call
 from leasehold.client.requests import DIRECT, KeyAuth
 from leasehold.client.retrying import (
     AWAY_STATUSES,
     NOT_SENT,
     TOO_MANY,
+    is_in_flight,
     problem_of,
     seconds_of_header,
 )
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
+from leasehold.domain.sentences import full_stop
 
 _NO_CONTENT = 204
 #: The message of a refusal names at most this many wrong values.
 _MAX_ERRORS = 5
 #: The shortest pause before a request is sent again, in seconds.
 _PAUSE_SECONDS = 1.0
+#: For how long a request with an idempotency key is sent again after its answer was lost, in seconds.
+_REPEAT_SECONDS = 20.0
 
 
 class Refused(LeaseholdError):
@@ -99,6 +106,29 @@ class ApiClient:
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._request("POST", path, json=body if body is not None else {})
 
+    def post_once(self, path: str, body: dict[str, Any] | None = None, *, key: str | None) -> dict[str, Any]:
+        """POST a request that makes something, with an idempotency key: the API does it once, however often it is sent.
+        `key`: the caller's own; None: a new one.
+
+        If the API may have done the request, but its answer is lost, this sends the request again for _REPEAT_SECONDS.
+        Then it raises Interrupted, whose message has the key. Raises ClientError for a key that no request can have.
+        """
+        call = Call("POST", path, dict, keyed=True, key=key).with_key()
+        deadline = monotonic() + _REPEAT_SECONDS
+        may_be_done = False
+        while True:
+            try:
+                return self._request("POST", path, json=body or {}, headers=dict(call.headers))
+            except Interrupted as error:
+                may_be_done = may_be_done or error.may_be_done
+                if not may_be_done:
+                    raise
+                if monotonic() + error.pause_seconds >= deadline:
+                    option = f"--idempotency-key {shlex.quote(call.headers['Idempotency-Key'])}"
+                    advice = f"The request may be done. Try again with {option}: then nothing is done twice"
+                    raise Interrupted(f"{full_stop(str(error))} {advice}") from error
+                time.sleep(error.pause_seconds)
+
     def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._request("PATCH", path, json=body)
 
@@ -143,7 +173,8 @@ class ApiClient:
         """
         if answer.status_code == _NO_CONTENT:
             return {}
-        self._check_availability(answer)
+        if not answer.is_success:
+            self._check_availability(answer)
         try:
             body = answer.json(object_hook=partial(Fields, source=self._source(answer)))
         except ValueError as error:
@@ -155,11 +186,14 @@ class ApiClient:
         return body
 
     def _check_availability(self, answer: httpx2.Response) -> None:
-        """Raises Interrupted if the API, or a proxy in front of it, says that it cannot answer now."""
+        """Raises Interrupted if the API, or a proxy in front of it, says that it cannot answer now. Raises it also if
+        the API still works on an earlier request with the same idempotency key.
+        """
+        problem = problem_of(answer)
         is_busy = answer.status_code == TOO_MANY  # the API has not begun the request
-        if is_busy or answer.status_code in AWAY_STATUSES:
+        if is_busy or answer.status_code in AWAY_STATUSES or is_in_flight(answer.status_code, problem):
             raise Interrupted(
-                _refusal(problem_of(answer), answer.status_code),
+                _refusal(problem, answer.status_code),
                 retry_after=seconds_of_header(answer.headers.get("Retry-After")) or 0.0,
                 may_be_done=not is_busy,
             )

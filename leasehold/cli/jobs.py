@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
+from leasehold.cli.answers import (
+    AsJson,
+    Cursor,
+    IdempotencyKey,
+    api_client,
+    id_of,
+    json_argument,
+    print_fields,
+    print_next_page,
+    show,
+)
 from leasehold.cli.api_client import without_none
 from leasehold.cli.running import WRONG_USE, failure_printed
 from leasehold.cli.terminal import print_line
@@ -152,12 +162,16 @@ def retry_job(
     dry_run: DryRun = False,
     canary: Canary = None,
     rate: Rate = None,
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a failed job again from the step that failed, or every failed job that a filter finds."""
-    _check_target(job, filter_, single_only=(from_step, payload), bulk_only=(dry_run or None, canary, rate))
+    _check_target(
+        job, filter_, single_only=(from_step, payload), bulk_only=(dry_run or None, canary, rate, idempotency_key)
+    )
     if filter_ is not None:
-        submit_operation("retry", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        options = {"dry_run": dry_run, "canary": canary, "rate": rate}
+        submit_operation("retry", filter_, options, idempotency_key, as_json=as_json)
         return
     body = {} if from_step is None else {"from_step": from_step}
     if payload is not None:
@@ -175,13 +189,14 @@ def cancel_job(
     dry_run: DryRun = False,
     canary: Canary = None,
     rate: Rate = None,
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Request the cancel of a job, or of every unfinished job that a filter finds."""
-    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
+    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate, idempotency_key))
     if filter_ is not None:
         options = {"reason": reason, "dry_run": dry_run, "canary": canary, "rate": rate}
-        submit_operation("cancel", filter_, options, as_json=as_json)
+        submit_operation("cancel", filter_, options, idempotency_key, as_json=as_json)
         return
     with api_client() as client:
         answer = client.post(f"/v1/jobs/{path_part(job)}/cancel", {"reason": reason})
@@ -251,12 +266,14 @@ def delete_job(
     dry_run: DryRun = False,
     canary: Canary = None,
     rate: Rate = None,
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job with its objects, or every job that a filter finds. An unfinished job is cancelled first."""
-    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate))
+    _check_target(job, filter_, bulk_only=(dry_run or None, canary, rate, idempotency_key))
     if filter_ is not None:
-        submit_operation("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        options = {"dry_run": dry_run, "canary": canary, "rate": rate}
+        submit_operation("delete", filter_, options, idempotency_key, as_json=as_json)
         return
     with api_client() as client:
         answer = client.delete(f"/v1/jobs/{path_part(job)}")
@@ -276,14 +293,16 @@ def _check_target(
     if filter_ is not None and any(option is not None for option in single_only):
         raise failure_printed("--from-step and --payload are for one job", WRONG_USE)
     if filter_ is None and any(option is not None for option in bulk_only):
-        raise failure_printed("--dry-run, --canary and --rate go with --filter", WRONG_USE)
+        raise failure_printed("--dry-run, --canary, --rate and --idempotency-key go with --filter", WRONG_USE)
 
 
-def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:
+def submit_operation(
+    action: str, filter_: str, options: dict[str, Any], idempotency_key: str | None, *, as_json: bool
+) -> None:
     """Submit a bulk operation, or preview it. Options that are None keep the API's defaults."""
     body = {"action": action, "filter": _checked_filter([filter_])} | without_none(options)
     with api_client() as client:
-        answer = client.post("/v1/operations", body)
+        answer = client.post_once("/v1/operations", body, key=idempotency_key)
 
     def print_summary() -> None:
         if "dry_run" in answer:

@@ -160,9 +160,12 @@ class _WriteTools:
         template: str,
         payload: dict[str, Any] | None = None,
         priority: Literal["high", "normal", "low"] = "normal",
+        key: Annotated[str | None, Field(description="Runs with the same key are one run, for 24 hours.")] = None,
     ) -> dict[str, Any]:
-        """Start a run of a template. Needs the scope runs:write."""
-        return _as_json(await self._client.submit(template, payload, priority=priority))
+        """Start a run of a template. If an error names a `key`, try again with it, so that no second run starts. Needs
+        the scope runs:write.
+        """
+        return _as_json(await self._client.submit(template, payload, priority=priority, key=key))
 
     async def retry_job(self, job_id: JobId, from_step: str | None = None) -> dict[str, Any]:
         """Run a failed job again, from the step that failed or from `from_step`. Needs the scope jobs:operate."""

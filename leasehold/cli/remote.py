@@ -17,6 +17,7 @@ from leasehold.cli import jobs, operations
 from leasehold.cli.answers import (
     AsJson,
     Cursor,
+    IdempotencyKey,
     api_and_key,
     api_client,
     id_of,
@@ -57,6 +58,7 @@ def submit(
     priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
     tag: Annotated[list[str] | None, typer.Option(help="Add a tag, NAME=VALUE. May be given several times.")] = None,
     follow: Annotated[bool, typer.Option("--watch", help="Follow the run to its end.")] = False,
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a run."""
@@ -69,7 +71,7 @@ def submit(
         "tags": dict(_name_and_value(text) for text in tag or ()),
     }
     with api_client() as client:
-        created = client.post("/v1/runs", body)
+        created = client.post_once("/v1/runs", body, key=idempotency_key)
     if not (as_json and follow):  # `--json` must print one document, and `watch` prints the whole run
         show(created, as_json, lambda: print_line(created["id"]))
     if follow:
@@ -207,6 +209,7 @@ def create_schedule(
             help="What to do while the run before is unfinished: skip, buffer_one, cancel_other or allow_all."
         ),
     ] = "skip",
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a schedule, which starts runs of a template by the clock."""
@@ -218,7 +221,7 @@ def create_schedule(
         "overlap": overlap,
     }
     with api_client() as client:
-        created = client.post("/v1/schedules", body)
+        created = client.post_once("/v1/schedules", body, key=idempotency_key)
     show(created, as_json, lambda: print_line(f"{created['id']} {_sentence_of_next_run(created)}"))
 
 
@@ -248,10 +251,10 @@ def _sentence_of_next_run(schedule: dict[str, Any]) -> str:
 
 
 @schedules.command("run-now")
-def run_schedule_now(schedule: ScheduleId, as_json: AsJson = False) -> None:
+def run_schedule_now(schedule: ScheduleId, idempotency_key: IdempotencyKey = None, as_json: AsJson = False) -> None:
     """Start a run of a schedule now."""
     with api_client() as client:
-        answer = client.post(f"/v1/schedules/{path_part(schedule)}/run-now")
+        answer = client.post_once(f"/v1/schedules/{path_part(schedule)}/run-now", key=idempotency_key)
     show(answer, as_json, lambda: print_line(answer["id"]))
 
 

@@ -6,6 +6,7 @@ It does no input or output, so `Client` and `AsyncClient` both use it.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -90,9 +91,7 @@ class Tries:
         problem = problem_of(answer)
         is_away = answer.status_code in AWAY_STATUSES
         # The API has not begun this request, or still works on an earlier try of it.
-        is_busy = answer.status_code == TOO_MANY or (
-            answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
-        )
+        is_busy = answer.status_code == TOO_MANY or is_in_flight(answer.status_code, problem)
         api_error = ApiError(answer.status_code, problem or {"detail": self._unexplained}, self._call.key)
         if not is_busy and not (is_away and self._call.repeatable):
             raise api_error
@@ -140,6 +139,11 @@ def problem_of(answer: httpx2.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return problem if isinstance(problem, dict) else {}
+
+
+def is_in_flight(status: int, problem: Mapping[str, Any]) -> bool:
+    """Whether the API refuses the request because it still works on an earlier one with the same idempotency key."""
+    return status == _CONFLICT and problem.get("code") == _IN_FLIGHT
 
 
 def seconds_of_header(retry_after: str | None) -> float | None:

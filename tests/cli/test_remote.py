@@ -165,7 +165,7 @@ async def test_a_run_is_watched_through_failures_of_the_api(
 ) -> None:
     key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=SCOPES)
     direct = Cli(running.url, key.text)
-    arguments = ("submit", "scripted", "--watch")
+    arguments: tuple[str, ...] = ("submit", "scripted", "--watch")
     if not is_submitted:
         arguments = ("watch", (await direct.said("submit", "scripted"))["id"])
     async with fronting(running.url) as front:

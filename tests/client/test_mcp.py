@@ -85,7 +85,9 @@ async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running
     writer = await parameters(running, rows, *TENANT_SCOPES, arguments=("--allow-writes",))
     async with asyncio.timeout(60), McpClient(writer) as mcp:
         assert "waiting_worker" in text_of(await mcp.call_tool("retry_job", {"job_id": str(job_id)}))
-        assert "id" in text_of(await mcp.call_tool("submit_run", {"template": "outside"}))
+        for _ in range(2):
+            submitted = await mcp.call_tool("submit_run", {"template": "outside", "key": "order 7"})
+            assert "id" in text_of(submitted)
         assert "cancelled" in text_of(await mcp.call_tool("cancel_job", {"job_id": str(job_id)}))
     assert await rows.fetchval("SELECT count(*) FROM run") == 2
 

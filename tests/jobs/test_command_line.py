@@ -175,6 +175,7 @@ async def test_a_rate_of_nothing_is_not_a_rate_without_a_limit(cli: Cli, action:
         (("delete", ANY_ID, "--dry-run"), "go with --filter"),
         (("cancel", ANY_ID, "--rate", "0"), "go with --filter"),
         (("retry", ANY_ID, "--canary", "0"), "go with --filter"),
+        (("cancel", ANY_ID, "--idempotency-key", ""), "go with --filter"),
         (("delete", "--filter", "kindd:media"), "There is no term"),
     ],
 )
