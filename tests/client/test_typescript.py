@@ -54,7 +54,11 @@ async def evaluated(script: str, *arguments: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
         str(NODE), "--input-type=module", "--eval", script, *arguments, stdout=asyncio.subprocess.PIPE
     )
-    return (await process.communicate())[0]
+    try:
+        return (await process.communicate())[0]
+    finally:
+        if process.returncode is None:  # the test's time is up
+            process.kill()
 
 
 def test_the_document_is_that_of_the_api() -> None:
@@ -363,6 +367,33 @@ leasehold.get("j");
 console.log(given.at(-1) instanceof AbortSignal);
 process.exit();
 """
+
+
+#: Aborts a request and a feed while the client pauses after a 503, as long as the API asked for.
+PAUSES = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+let stop;
+const fetch = async () => {{
+  setTimeout(() => stop.abort("over"));
+  return new Response("", {{ status: 503, headers: {{ "Retry-After": "600" }} }});
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: 3600, fetch }});
+for (const ask of [
+  (signal) => leasehold.request("GET", "/", {{ safe: true, signal }}),
+  (signal) => leasehold.events("j", {{ signal }}).next(),
+]) {{
+  stop = new AbortController();
+  console.log(await ask(stop.signal).catch((reason) => reason));
+}}
+"""
+
+
+@needs_node
+async def test_an_abort_ends_a_pause_between_two_tries() -> None:
+    """It was noticed after the pause, with the next try. No timer of the pause keeps the process."""
+    async with asyncio.timeout(60):
+        out = await evaluated(PAUSES)
+    assert out == b"over\nover\n"
 
 
 #: Waits for a job with a client that would try for an hour. The API's answers are lost, or do not come.

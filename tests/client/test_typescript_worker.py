@@ -299,6 +299,51 @@ async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_a
     assert out == b"works true claim logs release\n"
 
 
+#: A worker that is told to stop while the API does not accept what its handler has returned. Prints what it asked for.
+STOPS_UNSETTLED = f"""
+import {{ Leasehold }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+setInterval(() => {{}}, 1000); // as a socket would
+const [away, how, timeout] = process.argv.slice(1);
+const claim = {{ task_id: "1", step: "made", files: [], epoch: 1 }};
+const stop = new AbortController();
+const asked = [];
+const fetch = async (url, {{ signal }}) => {{
+  signal.throwIfAborted();
+  const verb = String(url).split("/").at(-1);
+  asked.push(verb);
+  if (verb !== away) return Response.json({{ tasks: [claim], cut: false }});
+  setTimeout(() => stop.abort());
+  if (how !== "silent") return new Response("", {{ status: 503, headers: {{ "Retry-After": how }} }});
+  return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: Number(timeout), fetch }});
+const worker = new ExternalWorker(leasehold, {{ queues: ["q"], graceSeconds: 0.2 }});
+const work = worker.workOnce((task) => void task.emit("a chunk"), {{ signal: stop.signal }});
+console.log(await work, asked.at(-1), asked.indexOf("release") === asked.length - 1);
+process.exit();
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout"), [("0", 1), ("600", 3600), ("silent", 3600)], ids=["503", "503 for long", "no answer"]
+)
+async def test_a_worker_that_stops_gives_a_task_back_whose_result_the_api_does_not_accept(
+    how: str, timeout: int
+) -> None:
+    """Once the grace is over, also in the middle of a try or of a pause. Its task waited for the end of its lease."""
+    async with asyncio.timeout(SECONDS / 2):
+        out = await evaluated(STOPS_UNSETTLED, "complete", how, str(timeout))
+    assert out == b"true release true\n"
+
+
+async def test_a_worker_that_stops_does_not_wait_for_output_that_the_api_does_not_accept() -> None:
+    """It waited for the client's own timeout, however short its grace was."""
+    async with asyncio.timeout(SECONDS / 2):
+        out = await evaluated(STOPS_UNSETTLED, "stream", "silent", "3600")
+    assert out.startswith(b"true ")
+
+
 #: A worker whose first heartbeat gets no answer. Prints whether its pauses before the first two are short.
 BEATS = f"""
 import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";

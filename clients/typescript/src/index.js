@@ -289,7 +289,7 @@ export class Leasehold {
       }
       const outcome = typeof answer === "number" ? answer : await tries.read(answer);
       if (typeof outcome !== "number") return outcome;
-      await sleep(outcome);
+      await sleep(outcome, options.signal);
     }
   }
 
@@ -368,7 +368,7 @@ export class Leasehold {
       const send = this.#sender("GET", path, { query, headers });
       const answer = await tries().judge(() => send(signal));
       if (typeof answer === "number") {
-        await sleep(answer);
+        await sleep(answer, signal);
         continue;
       }
       pending = undefined;
@@ -378,7 +378,7 @@ export class Leasehold {
           yield event;
         }
       } catch (error) {
-        await sleep(tries().lost(error));
+        await sleep(tries().lost(error), signal);
         continue;
       }
       if (last !== before) {
@@ -387,7 +387,7 @@ export class Leasehold {
       }
       if (hasEnded) return;
       hasEnded = ENDED.has((await this.get(id)).status);
-      if (!hasEnded) await sleep(pauseAfter(empty++));
+      if (!hasEnded) await sleep(pauseAfter(empty++), signal);
     }
   }
 }
@@ -583,7 +583,22 @@ function withTimeout(signal, milliseconds = TRY) {
   return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 
-/** @param {number} milliseconds */
-function sleep(milliseconds) {
-  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+/**
+ * Rejects with the reason of the signal once it is aborted.
+ * @param {number} milliseconds
+ * @param {AbortSignal | undefined} signal
+ * @returns {Promise<void>}
+ */
+function sleep(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(signal.reason);
+    const timer = setTimeout(end, milliseconds);
+    signal?.addEventListener("abort", end, { once: true });
+    function end() {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", end);
+      if (signal?.aborted) reject(signal.reason);
+      else resolve();
+    }
+  });
 }

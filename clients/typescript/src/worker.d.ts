@@ -134,8 +134,9 @@ export class Task {
 export class ExternalWorker {
     /**
      * `leaseSeconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
-     * `graceSeconds`: how long a handler may still work after the worker was told to stop. `waitSeconds`, up to 30: how long
-     * one claim waits for a task; a stop waits for it, because a claim that nobody waits for would lease a task to nobody.
+     * `graceSeconds`: how long a handler may still work, and the API take to accept its result, after the worker was told to
+     * stop. `waitSeconds`, up to 30: how long one claim waits for a task; a stop waits for it, because a claim that nobody waits
+     * for would lease a task to nobody.
      * @param {Leasehold} leasehold
      * @param {{ queues: string[], leaseSeconds?: number, graceSeconds?: number, waitSeconds?: number,
      *   fetch?: typeof globalThis.fetch }} options `fetch`: for the store's signed URLs, which do not get the API key

@@ -350,8 +350,9 @@ export class ExternalWorker {
 
   /**
    * `leaseSeconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
-   * `graceSeconds`: how long a handler may still work after the worker was told to stop. `waitSeconds`, up to 30: how long
-   * one claim waits for a task; a stop waits for it, because a claim that nobody waits for would lease a task to nobody.
+   * `graceSeconds`: how long a handler may still work, and the API take to accept its result, after the worker was told to
+   * stop. `waitSeconds`, up to 30: how long one claim waits for a task; a stop waits for it, because a claim that nobody waits
+   * for would lease a task to nobody.
    * @param {Leasehold} leasehold
    * @param {{ queues: string[], leaseSeconds?: number, graceSeconds?: number, waitSeconds?: number,
    *   fetch?: typeof globalThis.fetch }} options `fetch`: for the store's signed URLs, which do not get the API key
@@ -479,7 +480,8 @@ export class ExternalWorker {
 
   /**
    * Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a repetition as
-   * it answered the first time. A settled task has all that it has logged and emitted. Rejects with LeaseLost, ApiError.
+   * it answered the first time. A settled task has all that it has logged and emitted. Once the grace is over, give the task
+   * back: the API refuses that of a settled one. Rejects with LeaseLost, ApiError.
    * @param {Task} task
    * @param {string} verb
    * @param {object} body
@@ -488,13 +490,13 @@ export class ExternalWorker {
   async #settle(task, verb, body, grace) {
     for (;;) {
       try {
-        await task.flush();
-        await task.post(verb, body);
+        await grace.orOver(task.flush());
+        await task.post(verb, body, { safe: true, signal: grace.over });
         return;
       } catch (error) {
-        if (!isOutage(error)) throw error;
-        if (grace.isOver) throw new LeaseLost(); // the lease ends by itself
-        await pause(OUTAGE, undefined);
+        if (!isOutage(error) && !(error instanceof Stopped)) throw error;
+        if (grace.over.aborted) return this.#giveBack(task);
+        await pause(OUTAGE, grace.over);
       }
     }
   }
@@ -555,10 +557,11 @@ export class ExternalWorker {
 class Grace {
   #signal;
   #stop;
-  #over;
+  #end = new AbortController();
+  /** @type {Promise<never>} */
+  #isOver;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
-  isOver = false;
 
   /**
    * @param {Task} task
@@ -567,32 +570,31 @@ class Grace {
    */
   constructor(task, signal, milliseconds) {
     this.#signal = signal;
-    /** @type {(reason: Stopped) => void} */
-    let reject = () => undefined;
-    /** @type {Promise<never>} */
-    this.#over = new Promise((_, refuse) => {
-      reject = refuse;
+    this.#isOver = new Promise((_, reject) => {
+      this.over.addEventListener("abort", () => reject(this.over.reason), { once: true });
     });
-    this.#over.catch(() => undefined);
+    this.#isOver.catch(() => undefined);
     this.#stop = () => {
       task.stop(new Stopped());
-      this.#timer = setTimeout(() => {
-        this.isOver = true;
-        reject(new Stopped());
-      }, milliseconds);
+      this.#timer = setTimeout(() => this.#end.abort(new Stopped()), milliseconds);
     };
     if (signal?.aborted) this.#stop();
     else signal?.addEventListener("abort", this.#stop, { once: true });
   }
 
+  /** Aborted with a Stopped once the grace is over. */
+  get over() {
+    return this.#end.signal;
+  }
+
   /**
-   * What the handler returns; rejects with Stopped once the grace is over: the handler goes on, and nobody reads what it does.
+   * What the work resolves to; rejects with Stopped once the grace is over: the work goes on, and nobody reads what it does.
    * @template T
    * @param {Promise<T>} work
    * @returns {Promise<T>}
    */
   orOver(work) {
-    return Promise.race([work, this.#over]);
+    return Promise.race([work, this.#isOver]);
   }
 
   end() {
