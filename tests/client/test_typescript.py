@@ -29,6 +29,7 @@ from tests.client.front import QUIET_SECONDS, fronting
 from tests.client.stores import store_of
 from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
+from tests.runs.test_runs import add_steps
 from tests.support.not_here import only_where
 
 __all__ = ["client", "client_with", "maker", "running"]  # fixtures
@@ -434,6 +435,32 @@ async def test_who_waits_for_a_job_hears_in_time_that_the_api_does_not_answer() 
     async with asyncio.timeout(60):
         out = await evaluated(WAITS)
     assert out.decode().splitlines() == ["Unavailable true"] * 9
+
+
+#: Reads the results of two runs.
+READS_RESULTS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const [url, key, ...runs] = process.argv.slice(1);
+const leasehold = new Leasehold({{ url, key }});
+for (const run of runs) console.log(JSON.stringify(await leasehold.result(run)));
+"""
+
+
+@needs_node
+async def test_the_result_of_a_run_has_those_of_all_its_steps(maker: Maker, running: Running, rows: Connection) -> None:
+    """It ended with the 1,000th step."""
+    many, full = await maker.make("run"), await maker.make("run")
+    await add_steps(rows, str(many), 1, 2500, contained=True, status="succeeded")
+    await add_steps(rows, str(full), 1, 998, contained=True, status="succeeded")
+    for job_id in (many, full):
+        await maker.succeed(job_id)
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=sorted(TENANT_SCOPES))
+    async with asyncio.timeout(60):
+        out = await evaluated(READS_RESULTS, running.url, key.text, str(many), str(full))
+    of_many, of_full = map(json.loads, out.decode().splitlines())
+    own = {"a": {"done": True}, "b": {"done": True}}
+    assert of_many == own | {f"step-{number}": f"step-{number}" for number in range(1, 2501)}
+    assert of_full == own | {f"step-{number}": f"step-{number}" for number in range(1, 999)}
 
 
 #: Follows a feed whose connections end at once, as a proxy may end them. Prints the pauses between them.

@@ -160,7 +160,8 @@ export class Leasehold {
         timeout?: number;
     }): Promise<Job>;
     /**
-     * `{step: result}` of the job once it has succeeded. Rejects with JobFailed.
+     * `{step: result}` of the job once it has succeeded: of all steps of a run, which the key must be able to read as such
+     * (`runs:read`) if there are 1,000 or more; of the first 1,000 steps of another job. Rejects with JobFailed.
      * @param {string} id
      * @param {{ timeout?: number }} [options]
      */

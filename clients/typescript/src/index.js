@@ -32,6 +32,8 @@ const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT", 
 const FIRST_PAUSE = 200;
 const LAST_PAUSE = 10_000;
 const WAIT_SECONDS = 20;
+/** The API's answer about a job has at most so many steps. */
+const MOST_STEPS = 1_000;
 /** How long one try of a request may take: longer than the API holds any request. */
 const TRY = 60_000;
 /** How long an answer may take after the time for which the API holds the request. */
@@ -219,14 +221,32 @@ export class Leasehold {
   }
 
   /**
-   * `{step: result}` of the job once it has succeeded. Rejects with JobFailed.
+   * `{step: result}` of the job once it has succeeded: of all steps of a run, which the key must be able to read as such
+   * (`runs:read`) if there are 1,000 or more; of the first 1,000 steps of another job. Rejects with JobFailed.
    * @param {string} id
    * @param {{ timeout?: number }} [options]
    */
   async result(id, options) {
     const job = await this.wait(id, options);
     if (job.status !== "succeeded") throw new JobFailed(job);
-    return job.result;
+    return job.run && job.steps.length >= MOST_STEPS ? this.#resultOfRun(id) : job.result;
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<Job["result"]>}
+   */
+  async #resultOfRun(id) {
+    /** @type {Job["result"]} */
+    const result = {};
+    /** @type {string | undefined} */
+    let cursor;
+    do {
+      const page = await this.request("GET", `/v1/runs/${encodeURIComponent(id)}`, { query: { cursor }, safe: true });
+      Object.assign(result, page.result);
+      cursor = page.progress.next_cursor ?? undefined;
+    } while (cursor !== undefined);
+    return result;
   }
 
   /**
