@@ -73,6 +73,8 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0 1 1 2x1437",
     'leasehold_child_crashes_total{how="SIGKILL"}': "0 0 1x1438",
     "leasehold_schedule_oldest_due_seconds": "0.4+0x1440",
+    # Now and then a job may go that had to stay for longer than its retention.
+    "leasehold_retention_oldest_due_seconds": "30+0x300 90000 30+0x1139",
     'leasehold_duty_errors_total{duty="retention"}': "0 0 1x1438",
     'leasehold_units_stuck_total{duty="schedules"}': "1+0x1440",
     'leasehold_table_rows{table="task",kind="dead"}': "15000+0x1440",
@@ -155,6 +157,7 @@ CASES = (
         {"how": "SIGKILL"},
     ),
     Case("LeaseholdScheduleLate", "10m", {"leasehold_schedule_oldest_due_seconds": "0+60x1440"}),
+    Case("LeaseholdRetentionLate", "130m", {"leasehold_retention_oldest_due_seconds": "0+60x1440"}),
     Case(
         "LeaseholdDutyFails",
         "30m",

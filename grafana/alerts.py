@@ -176,6 +176,10 @@ ALERTS = (
         "A schedule should have fired over a minute ago", "schedule-late",
     ),
     Alert(
+        "LeaseholdRetentionLate", "max(leasehold_retention_oldest_due_seconds) > 3600", "1h", "ticket",
+        "Jobs expire faster than retention deletes them: one should be gone for over an hour", "retention-late",
+    ),
+    Alert(
         "LeaseholdDutyFails", "sum by (duty) (increase(leasehold_duty_errors_total[15m])) > 3", "5m", "ticket",
         "The duty {{ $labels.duty }} of a worker keeps failing with unforeseen errors", "duty-fails",
     ),

@@ -16,6 +16,7 @@ BOARD = Board(
             Panel("Live rows", "PostgreSQL's estimate.", {"{{table}}": exported("leasehold_table_rows", "table", f'kind="live", {_T}')}),
             Panel("Size", "With indexes.", {"{{table}}": exported("leasehold_table_bytes", "table", _T)}, "bytes"),
             Panel("Size of the database", "Everything.", {"bytes": exported("leasehold_database_bytes")}, "bytes"),
+            Panel("Lateness of retention", "How long the job that expired first could have been deleted. Growing: more jobs expire than retention deletes.", {"late": exported("leasehold_retention_oldest_due_seconds")}, "s", warn=600, bad=3600),
         ]),
         Row("What keeps vacuum from its work", [
             Panel("Oldest snapshot", "Dead rows younger than this stay. Somebody's transaction is open.", {"age": exported("leasehold_database_snapshot_oldest_seconds")}, "s", warn=10, bad=60),

@@ -73,6 +73,7 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
         "without_code": (queries.WITHOUT_CODE, (CAP,)),
         "workers": (queries.WORKERS, (silent_seconds,)),
         "quarantine": (queries.QUARANTINE, ()),
+        "retention": (queries.RETENTION, (CAP,)),
         "tables": (queries.TABLES, ()),
         "sessions": (queries.SESSIONS, ()),
         "slow": (queries.SLOW, ()),
@@ -291,6 +292,15 @@ def _quarantine_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _labelled("quarantined_units", meaning, ["duty"], [((row["duty"],), row["n"]) for row in rows])
 
 
+def _retention_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    (retention,) = rows
+    yield _gauge(
+        "retention_oldest_due_seconds",
+        "How long retention could have deleted the most overdue job, of the 10,000 jobs that expired first",
+        retention["oldest"],
+    )
+
+
 def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (database,) = rows
     yield _gauge("database_bytes", "Size of the database", database["bytes"])
@@ -371,6 +381,7 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
     "without_code": _without_code_metrics,
     "workers": _workers_metrics,
     "quarantine": _quarantine_metrics,
+    "retention": _retention_metrics,
     "tables": _tables_metrics,
     "sessions": _sessions_metrics,
     "slow": _slow_metrics,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from leasehold.db.task_lines import lines_of_all_queues
 from leasehold.schedules.firing import DUTY as SCHEDULES
+from leasehold.transitions.sweeps import IS_FORGETTABLE
 
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
@@ -174,6 +175,15 @@ FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS has_heartb
 QUARANTINE = """
 -- exporter_quarantine
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
+"""
+
+# How long ago the job expired that expired first of those that retention may delete now. The statement reads at most $1
+# expired jobs, because many of them may have to stay. $1 the cap.
+RETENTION = f"""
+-- exporter_retention
+SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
+                 FROM (SELECT * FROM job WHERE expires_at < now() ORDER BY expires_at LIMIT $1) AS job
+                 WHERE {IS_FORGETTABLE} ORDER BY job.expires_at LIMIT 1), 0)::float8 AS oldest
 """
 
 # The numbers of rows are PostgreSQL's estimates; the sizes come from the file system. Events have a table for each day:

@@ -55,7 +55,7 @@ class Forgetting(Generic[_Unit]):
     If a unit fails by itself, for example because the store refuses to delete its objects, the duty quarantines the
     unit (sets it aside and tries it again later), and goes on with the other units. So `find` must leave out
     quarantined units, with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the
-    quarantine. The duty holds no connection during `delete`.
+    quarantine. The duty holds no connection during `delete`, and calls it for several units at the same time.
     """
 
     duty: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
@@ -307,6 +308,17 @@ async def end_cancels(
     return ended_jobs(await run_units(connection, CANCELS, take, end))
 
 
+#: SQL condition: nothing keeps `job`, which is past `expires_at`. See `forgettable_jobs`.
+IS_FORGETTABLE = (
+    f"{IS_REPORTED}"
+    " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
+    "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
+    f"     AND {unindexed('parent.finished_at IS NULL')})"
+    f" AND {LEAVES_NO_RUN} AND {COUNTS_AT_NO_RATE}"
+    f" AND {not_in(RETENTION, 'job.id')} AND {tenant_stays('job.tenant_id')}"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Forgettable:
     """A finished job past its retention. `prefix`: the keys of its objects begin with this text."""
@@ -314,10 +326,14 @@ class Forgettable:
     job_id: UUID
     tenant_id: str
     prefix: str
+    expires_at: datetime
 
 
-async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
-    """Finished jobs past `expires_at`. Delete their objects first, and then call `forget_jobs`.
+async def forgettable_jobs(
+    connection: Connection, *, since: datetime | None = None, limit: int = 100
+) -> list[Forgettable]:
+    """Finished jobs past `expires_at`, those first that expired first. `since`: only those that expired then or later.
+    Delete their objects first, and then call `forget_jobs`.
 
     These jobs are left out:
 
@@ -329,18 +345,15 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     - a job whose webhook deliveries are not written yet, for another day at most: they are made from the job's row;
     - a job that is being retried (its row is locked): the retry began before the job expired.
     """
+    # `coalesce`, and no OR: PostgreSQL uses the index for both ends of the range, also in a prepared statement.
     rows = await connection.fetch(
-        "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
-        f" AND {IS_REPORTED}"
-        " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
-        "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
-        f"     AND {unindexed('parent.finished_at IS NULL')})"
-        f" AND {LEAVES_NO_RUN} AND {COUNTS_AT_NO_RATE}"
-        f" AND {not_in(RETENTION, 'id')} AND {tenant_stays('job.tenant_id')} ORDER BY expires_at LIMIT $1"
+        "SELECT id, tenant_id, output_prefix, expires_at FROM job WHERE expires_at < statement_timestamp()"
+        f" AND expires_at >= coalesce($2::timestamptz, '-infinity') AND {IS_FORGETTABLE} ORDER BY expires_at LIMIT $1"
         " FOR UPDATE SKIP LOCKED",
         limit,
+        since,
     )
-    return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]
+    return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"], row["expires_at"]) for row in rows]
 
 
 #: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past its retention.

@@ -41,6 +41,7 @@ from leasehold.transitions.settlements import Completion, Suspending
 from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
 from leasehold.worker.attempts.reporter import Reporter
+from leasehold.worker.maintenance import housekeeping as housekeepers
 from leasehold.worker.maintenance.housekeeping import NEXT_BATCH_SECONDS, Housekeeping
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.worker import Worker
@@ -525,6 +526,13 @@ _EXPIRED_SOURCE = (
 )
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Housekeeping deletes the objects of one unit after the other, so that a test knows their order."""
+    monkeypatch.setattr(housekeepers, "_UNITS_AT_ONCE", 1)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
 async def test_while_the_database_is_away_for_a_moment_no_unit_is_set_aside_and_what_is_deleted_is_forgotten(
     rows: Connection, settings: Settings, housekeeping: Housekeeping
 ) -> None:
@@ -573,6 +581,7 @@ async def test_a_unit_whose_own_code_fails_as_a_connection_might_keeps_no_other(
     assert await set_aside(rows, "own") == {"bad": 1}
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 async def test_a_unit_whose_connection_was_lost_is_not_at_fault_although_the_database_answers_again(
     rows: Connection, housekeeping: Housekeeping
 ) -> None:
@@ -591,6 +600,7 @@ async def test_a_unit_whose_connection_was_lost_is_not_at_fault_although_the_dat
     assert await set_aside(rows, "own") == {}
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 async def test_a_unit_that_waited_for_a_silent_database_is_not_at_fault(
     rows: Connection, settings: Settings, housekeeping: Housekeeping
 ) -> None:

@@ -22,7 +22,7 @@ from leasehold.exporter.exporter import Exporter, families, query_all
 from leasehold.kinds.metrics import Question, gauge
 from leasehold.settings import Settings
 from leasehold.telemetry import database
-from leasehold.transitions import jobs, workers
+from leasehold.transitions import jobs, sweeps, workers
 from leasehold.transitions.quarantine import set_aside
 from leasehold.transitions.settlements import Failure, Snoozing, fail, snooze
 from tests.factories import ONE, SELDOM, Rows
@@ -184,6 +184,30 @@ async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows:
     assert 100 <= await late() < 500
     await rows.connection.execute(tell.format(" - interval '1 minute'"), refused)  # that of an earlier tick was refused
     assert await late() >= 500
+
+
+async def test_retention_is_late_by_the_oldest_job_that_it_may_delete(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that must stay, and one that is set aside, do not count: retention leaves them out."""
+    await rows.submit(count=4)
+    ids = [row["id"] for row in await rows.connection.fetch("SELECT id FROM job ORDER BY id")]
+    await jobs.request_cancel(rows.connection, ids, "t", reason="", by="test")
+
+    async def late() -> float | None:
+        return (await seen(rows))["leasehold_retention_oldest_due_seconds"]
+
+    assert await late() == 0, "none has expired"
+    expire = "UPDATE job SET expires_at = clock_timestamp() - make_interval(secs => $2) WHERE id = $1"
+    for job_id, seconds in zip(ids, (900, 500, 100, -1000), strict=True):
+        await rows.connection.execute(expire, job_id, seconds)
+    assert 900 <= (await late() or 0) < 1000
+    await rows.connection.execute("UPDATE job SET notify = true WHERE id = $1", ids[0])  # its end is not reported yet
+    assert 500 <= (await late() or 0) < 600
+    await set_aside(rows.connection, sweeps.RETENTION, ids[1], StoreError("m"))
+    assert 100 <= (await late() or 0) < 200
+    monkeypatch.setattr(exporting, "CAP", 2)
+    assert await late() == 0, "a round reads no more jobs than that"
 
 
 async def test_a_dead_letter_is_counted_until_it_is_replayed(rows: Rows) -> None:

@@ -1,14 +1,15 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the duty sets the
-unit aside (table `quarantine`), tries it again later, and goes on with the other units. No turn holds a database
-connection while it waits for the store.
+A unit is a job, an upload, or a row of another kind. A turn handles a batch of units, and asks the store about several
+of them at once. If the store refuses to delete a unit's objects, the duty sets the unit aside (table `quarantine`),
+tries it again later, and goes on with the other units. No turn holds a database connection while it waits for the
+store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from leasehold.kinds.housekeeping import (
 )
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Acquire
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -38,6 +40,14 @@ from leasehold.transitions.quarantine import run_known_units, set_aside
 _PROBES_KEPT = timedelta(hours=1)
 #: A turn handles one batch. If more may be due after it, the next turn comes after this many seconds.
 NEXT_BATCH_SECONDS = 0.1
+#: The most expired jobs of a batch. After a full batch the next turn comes immediately, because any number of jobs may
+#: expire in a second.
+_BATCH = 100
+#: After this many full batches of jobs, retention reads again those that expired first: some that had to stay may go.
+_BATCHES_IN_A_PASS = 100
+#: The objects of this many units of a batch are deleted at once. The process has 50 connections to the store, which the
+#: worker's attempts use, too.
+_UNITS_AT_ONCE = 20
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
 _Unit = TypeVar("_Unit")
@@ -52,6 +62,10 @@ class Housekeeping:
         self._connections = connections
         self._store = store
         self._housekeeping_of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
+        #: The time from which on the next turn of `retention` reads expired jobs; None: all. And the number of full
+        #: batches since a turn read all.
+        self._expired_since: datetime | None = None
+        self._full_batches = 0
         #: Functions of the kinds, which the duty `deadlines` calls with the jobs that it ends.
         self.hooks_after_expiry = hooks_after_expiry(self._housekeeping_of_kinds)
 
@@ -117,8 +131,16 @@ class Housekeeping:
             hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
-        units = await self._read(sweeps.forgettable_jobs)
-        return await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
+        # Many jobs that must stay may have expired before the others. So that not each turn reads them, a turn after a
+        # full batch begins where that batch ended.
+        since, self._expired_since = self._expired_since, None
+        units = await self._read(partial(sweeps.forgettable_jobs, since=since, limit=_BATCH))
+        pause = await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
+        is_full = len(units) == _BATCH
+        self._full_batches = self._full_batches + 1 if is_full else 0
+        if self._full_batches % _BATCHES_IN_A_PASS:
+            self._expired_since = units[-1].expires_at
+        return 0.0 if is_full and pause is not None else pause
 
     async def probes(self) -> None:
         """Delete the objects that processes wrote at their start to probe the store."""
@@ -153,25 +175,38 @@ class Housekeeping:
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
-        """Call `delete` for each unit, until the store or the database is away. Returns the deleted units; the units at
-        fault, with their errors; and the error of the server that is away, or None.
+        """Call `delete` for each unit, for _UNITS_AT_ONCE at once, until the store or the database is away. Returns the
+        deleted units; the units at fault, with their errors; and the error of the server that is away, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
-        for unit in units:
-            try:
-                await delete(unit)
-            except StoreUnavailable as error:
-                if (store_error := await self._probe_store()) is not None:
-                    return deleted, refused, store_error
-                refused.append((unit, error))
-            except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
-                if await self._is_outage(error):
-                    return deleted, refused, error
-                refused.append((unit, error))
-            else:
-                deleted.append(unit)
-        return deleted, refused, None
+        outages: list[Exception] = []
+        waiting = iter(units)
+
+        async def delete_next() -> None:
+            for unit in waiting:
+                try:
+                    await delete(unit)
+                except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
+                    if (outage := await self._outage_of(error)) is not None:
+                        outages.append(outage)
+                    else:
+                        refused.append((unit, error))
+                else:
+                    deleted.append(unit)
+                if outages:
+                    return
+
+        await gather_or_cancel(delete_next() for _ in range(_UNITS_AT_ONCE))
+        return deleted, refused, outages[0] if outages else None
+
+    async def _outage_of(self, error: Exception) -> Exception | None:
+        """The error of the server that is away, if the error of a unit's `delete` means that. None: the unit is at
+        fault.
+        """
+        if isinstance(error, StoreUnavailable):
+            return await self._probe_store()
+        return error if await self._is_outage(error) else None
 
     async def _is_outage(self, error: Exception) -> bool:
         """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
