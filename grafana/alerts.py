@@ -181,7 +181,7 @@ ALERTS = (
     ),
     Alert(
         "LeaseholdDutyFails", "sum by (duty) (increase(leasehold_duty_errors_total[15m])) > 3", "5m", "ticket",
-        "The duty {{ $labels.duty }} of a worker keeps failing with unforeseen errors", "duty-fails",
+        "The duty {{ $labels.duty }} of a worker keeps failing, not because of an outage", "duty-fails",
     ),
     Alert(
         "LeaseholdUnitsStuck", "sum by (duty) (increase(leasehold_units_stuck_total[1h])) > 0", "0m", "ticket",

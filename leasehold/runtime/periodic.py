@@ -2,7 +2,8 @@
 
 A turn (one execution of the work) can fail in two ways. Neither ends the loop: the next turn comes after growing
 pauses. If PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
-(telemetry/outages.py). Any other error is counted, and is logged with its traceback once.
+(telemetry/outages.py). Any other error is counted, and is logged with its traceback once. So is an error that looks
+like an outage, if it comes again and again while others get answers: such as a statement that always takes too long.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage: PostgreSQL, the store or the broker does not answer. The duty is not at fault.
+#: Errors that mean an outage: PostgreSQL, the store or the broker does not answer. The duty is not at fault, unless
+#: others get answers.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
+#: The duty is at fault from this many such errors on, if it had no success, and others had an answer between each two.
+_MAX_ANSWERED = 5
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
 #: Seconds between two log lines about a failure that continues.
@@ -49,6 +53,9 @@ class Periodic:
         self._failing_since = 0.0
         self._logged_at = 0.0
         self._logged_kinds: set[str] = set()
+        #: The outage that the last turn met, and how many answers there were; None: it met none.
+        self._met: tuple[Outage, int] | None = None
+        self._answered = 0  # errors that look like an outage, although others have had an answer since the one before
         ERRORS.labels(name)
         STUCK.labels(name)  # both exist at 0 from the start: an alert must see the first increase
 
@@ -75,15 +82,32 @@ class Periodic:
             return self._after_outage(error)  # aio-pika raises it when the connection ends during a publish
         if self._logged_kinds:
             log.info("a duty works again", duty=self.name, after_seconds=round(self._clock() - self._failing_since, 1))
-        self._failures = 0
+        self._failures = self._answered = 0
+        self._met = None
         self._logged_kinds.clear()
         return self._every if pause is None else pause
 
     def _after_outage(self, error: BaseException) -> float:
-        """Record an outage, which the process logs once for all duties. Returns the pause until the next turn."""
-        self._failures += 1
-        outage_of(error).record_error(error, self.name)
+        """Record an outage, which the process logs once for all duties; or an error of the duty, if others get answers.
+        Returns the pause until the next turn.
+        """
+        outage = outage_of(error)
+        if self._is_at_fault(outage):
+            self._after_failure(error)
+        else:
+            self._failures += 1
+            outage.record_error(error, self.name)
+        self._met = outage, outage.answers
         return min(self._every, _growing_pause(self._failures))  # at most `every`, because an outage may end soon
+
+    def _is_at_fault(self, outage: Outage) -> bool:
+        """Whether the duty is at fault for an error that looks like `outage`."""
+        if self._met is None or self._met[0] is not outage:
+            return False
+        if outage.lasts and self._met[1] == outage.answers:  # nobody has had an answer since the last turn
+            return False
+        self._answered += 1
+        return self._answered >= _MAX_ANSWERED
 
     def _after_failure(self, error: BaseException) -> float:
         """Count and log an error of the duty. Each kind of error is logged once with its traceback. Returns the pause

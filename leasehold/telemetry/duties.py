@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from leasehold.telemetry.meters import counter
 
-ERRORS = counter("duty_errors_total", "Turns of a duty that ended with an unforeseen error", ["duty"])
+ERRORS = counter(
+    "duty_errors_total",
+    "Turns of a duty that ended with an unforeseen error, or again and again as in an outage, while others get answers",
+    ["duty"],
+)
 FAILURES = counter(
     "unit_failures_total", "Units of a duty that failed by themselves, and went to the quarantine", ["duty"]
 )

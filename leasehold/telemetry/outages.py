@@ -41,6 +41,8 @@ class Outage:
         self._logged_at = 0.0
         self._errors = 0
         self._noticed_by: set[str] = set()
+        #: How many answers came although the server counted as away.
+        self.answers = 0
 
     @property
     def lasts(self) -> bool:
@@ -79,6 +81,7 @@ class Outage:
         if self._since is None:
             return
         self._answered_at = self._clock()
+        self.answers += 1
         if self._answered_at - self._error_at >= SETTLED_SECONDS:
             self._end()
         elif self._end_timer is None:

@@ -89,6 +89,79 @@ async def test_what_is_away_is_waited_for_without_an_error(
     assert ERRORS.labels("test")._value.get() == before
 
 
+@pytest.fixture
+def away(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Outage:
+    """The database, for all duties of a test."""
+    away = Outage("database", clock=clock)
+    monkeypatch.setattr("leasehold.runtime.periodic.DATABASE", away)
+    return away
+
+
+async def counted(periodic: Periodic, clock: Clock, times: int, each: Callable[[], None] = lambda: None) -> int:
+    """How many of these turns were counted as errors of the duty. `each` is called after each turn."""
+    before = ERRORS.labels("test")._value.get()
+    for _ in range(times):
+        assert await periodic.once() == 0.5, "an outage may end soon"
+        clock.now += 0.5
+        each()
+        clock.now += 2
+    return int(ERRORS.labels("test")._value.get() - before)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError(),
+        asyncpg.DeadlockDetectedError(),
+        asyncpg.OutOfMemoryError("shared memory"),
+        asyncpg.DiskFullError(),
+    ],
+)
+async def test_a_turn_that_always_fails_while_others_have_answers_is_an_error_of_the_duty(
+    clock: Clock, away: Outage, error: BaseException
+) -> None:
+    """As one whose statement takes too long: no alert told of it, and the log told of outages that were none."""
+    periodic = duty(clock, [error] * 15 + [None] + [error] * 4)
+    with capture_logs() as lines:
+        assert await counted(periodic, clock, 15, away.record_answer) == 10
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["a duty failed; it goes on"]
+    assert not away.lasts
+    assert await counted(periodic, clock, 5, away.record_answer) == 0, "the duty has worked in between"
+
+
+async def test_a_turn_that_always_fails_is_seen_although_the_outage_that_it_notices_never_ends(
+    clock: Clock, away: Outage
+) -> None:
+    """It fails again in less than the second after which an outage counts as ended."""
+    periodic = duty(clock, [TimeoutError()] * 20)
+    before = ERRORS.labels("test")._value.get()
+    for _ in range(20):
+        await periodic.once()
+        clock.now += 0.4
+        away.record_answer()
+        clock.now += 0.1
+    assert ERRORS.labels("test")._value.get() - before == 15
+
+
+async def test_an_outage_is_no_error_of_a_duty_however_long_it_lasts_and_although_the_duty_failed_before(
+    clock: Clock, away: Outage
+) -> None:
+    periodic = duty(clock, [TimeoutError()] * 100)
+    assert await counted(periodic, clock, 30) == 0
+    assert await counted(periodic, clock, 10, away.record_answer) > 0
+    away.record_error(TimeoutError(), "heartbeat")
+    await counted(periodic, clock, 1)
+    assert await counted(periodic, clock, 30) == 0
+
+
+async def test_outages_of_two_servers_in_turns_are_no_error_of_the_duty(
+    clock: Clock, away: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.runtime.periodic.STORE", Outage("object store", clock=clock))
+    periodic = duty(clock, [TimeoutError(), StoreUnavailable("k")] * 10)
+    assert await counted(periodic, clock, 20) == 0
+
+
 async def test_a_value_that_no_statement_takes_is_no_absence_of_the_database(clock: Clock) -> None:
     class BadInput(asyncpg.InterfaceError, ValueError):
         """What asyncpg raises for it."""
