@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from time import monotonic
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -37,6 +38,9 @@ ON_TIME = timedelta(seconds=60)
 #: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and at most this many
 #: later ticks.
 MAX_TICKS = 100
+#: After this many runs, or after this many seconds, one call of `fire_due` fires no further due schedule. The next call
+#: looks again first: a tick that became due meanwhile comes before other schedules' missed ticks.
+_RUNS_AT_ONCE, _SECONDS_AT_ONCE = 100, 5.0
 
 #: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
 #: `retention_days` has the same maximum.
@@ -53,30 +57,39 @@ DUTY = counted("schedules")
 _PIPELINE = "regexp_replace(h.name, '\\.[^.]*$', '')"
 
 # SQL: the pipelines of which a worker has code.
-_SERVED = f"""ARRAY(
+_SERVED = f"""(
     SELECT DISTINCT {_PIPELINE} FROM worker w CROSS JOIN unnest(w.handlers) AS h(name) WHERE NOT w.draining)"""
 
 # SQL: the pipelines of which a worker has code, or had it in the last months (`known_handler`).
-_KNOWN = f"""ARRAY(
+_KNOWN = f"""(
     SELECT {_PIPELINE}
-    FROM (SELECT unnest(w.handlers) FROM worker w UNION SELECT k.name FROM known_handler k) AS h(name))"""
+    FROM (SELECT unnest(w.handlers) FROM worker w UNION ALL SELECT k.name FROM known_handler k) AS h(name))"""
 
 # SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. A worker
 # whose row names no handlers may have any code. Exception: if the tenant wrote a template of this name, any worker may
 # fire the schedule, except while a worker has code of the same name, which takes precedence.
-_MAY_BE_ELSEWHERE = f"""(s.template = ANY({_SERVED}) OR (
+_MAY_BE_ELSEWHERE = f"""(s.template IN {_SERVED} OR (
     NOT EXISTS (SELECT 1 FROM template t WHERE t.tenant_id = s.tenant_id AND t.type = s.template)
-    AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template = ANY({_KNOWN}))))"""
+    AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template IN {_KNOWN})))"""
 
 #: SQL condition: this process may fire the schedule `s`. It may if it has the code of the schedule's template ($2: the
 #: pipelines of this process). It may also if no other worker can have that code: then a tenant wrote the template, or
 #: the template does not exist. Exception: a schedule that an app declares waits for a process with the app's code.
 _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_MAY_BE_ELSEWHERE}))"
 
+# SQL: the schedule `s` may have many missed ticks to submit. These can wait; a tick of another schedule may be missed
+# and dropped if it waits. $3: ON_TIME.
+_HAS_BACKLOG = "(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - $3::interval)"
+
+# `turn`: the tenants take turns, so that no tenant's schedules keep the ticks of another tenant waiting.
 _FIND_DUE = f"""
 -- schedules_due
-SELECT s.id FROM schedule s
-WHERE s.next_run_at <= statement_timestamp() AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE} ORDER BY s.next_run_at LIMIT $1
+SELECT id FROM (
+    SELECT s.id, s.next_run_at, {_HAS_BACKLOG} AS has_backlog,
+           row_number() OVER (PARTITION BY s.tenant_id, {_HAS_BACKLOG} ORDER BY s.next_run_at) AS turn
+    FROM schedule s
+    WHERE s.next_run_at <= statement_timestamp() AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE}) AS due
+ORDER BY has_backlog, turn, next_run_at LIMIT $1
 """
 
 # Writes to the `last_error` of schedules of clients that their template is not found: their tick has waited for $4, and
@@ -88,7 +101,7 @@ WHERE id IN (
     SELECT s.id FROM schedule s
     WHERE s.next_run_at < statement_timestamp() - $4::interval AND s.declared_by IS NULL
       AND s.last_error IS DISTINCT FROM $3::jsonb || jsonb_build_object('tick', s.next_run_at)
-      AND s.template <> ALL($2::text[]) AND s.template <> ALL({_SERVED}) AND {_MAY_BE_ELSEWHERE}
+      AND s.template <> ALL($2::text[]) AND s.template NOT IN {_SERVED} AND {_MAY_BE_ELSEWHERE}
     ORDER BY s.next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED)
 """
 
@@ -148,7 +161,7 @@ async def fire_due(
     connection: Connection,
     templates: Templates,
     keep_seconds: int,
-    limit: int = 50,
+    limit: int = 100,
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
 ) -> tuple[list[CreatedRun], bool]:
@@ -157,7 +170,8 @@ async def fire_due(
     function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
     `keep_seconds`: how long a run is kept after its end. `limit`: at most this many schedules with a due tick are
-    fired, and at most this many with a buffered tick.
+    fired, and at most this many with a buffered tick. The schedules with missed ticks to catch up (policy `all`) come
+    last, and the tenants take turns.
 
     If a schedule cannot be fired, its `last_error` has the reason, and the firing is tried again after growing pauses.
     After `pause_after` such failures in a row, the schedule is paused. `admission` charges each run to the tenant;
@@ -190,10 +204,14 @@ async def fire_due(
     created_runs: list[CreatedRun] = []
     is_full = False
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
-    for statement, fire in ((_FIND_DUE, fire_ticks), (_FIND_BUFFERED, fire_buffered)):
-        rows = await connection.fetch(statement, limit, own_pipelines)
+    for statement, fire, values in ((_FIND_DUE, fire_ticks, (ON_TIME,)), (_FIND_BUFFERED, fire_buffered, ())):
+        rows = await connection.fetch(statement, limit, own_pipelines, *values)
         is_full = is_full or len(rows) == limit
-        for row in rows:
+        runs_at_most, ends_at = len(created_runs) + _RUNS_AT_ONCE, monotonic() + _SECONDS_AT_ONCE
+        for number, row in enumerate(rows):
+            if number > 0 and (len(created_runs) >= runs_at_most or monotonic() > ends_at):
+                is_full = True
+                break
             schedule_id = row["id"]
             work = partial(fire, schedule_id)
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
@@ -342,7 +360,7 @@ async def _submit_by_overlap(
     if isinstance(prepared, RequestError):
         await _record_refusal(connection, schedule, tick, prepared)
         return []
-    unfinished = await _unfinished_runs(connection, schedule["id"])
+    unfinished = [] if schedule["overlap"] == "allow_all" else await _unfinished_runs(connection, schedule["id"])
     if unfinished and schedule["overlap"] in ("skip", "buffer_one"):
         if schedule["overlap"] == "buffer_one":
             await connection.execute(

@@ -185,6 +185,93 @@ async def test_a_firing_takes_no_more_than_its_limit_and_says_whether_more_may_b
     assert await ticked(rows, *idle, *busy, *ready) == [0, 0, 0, 0, 1, 1, 1]
 
 
+async def test_a_tenants_missed_ticks_make_no_tick_of_another_tenant_a_missed_one(
+    client: Client, stranger: Client, rows: Connection
+) -> None:
+    """Nor one of the same tenant that may be dropped. A tick that becomes due meanwhile comes next."""
+    backlog = {"cron": "* * * * *", "catch_up": "all", "overlap": "allow_all"}
+    missed = [(await make(client, **backlog))["id"] for _ in range(4)]
+    hourly = [(await make(whose, cron="@hourly"))["id"] for whose in (client, stranger)]
+    for schedule in missed:
+        await due(rows, schedule, timedelta(minutes=60))
+    await due(rows, hourly[0], timedelta(seconds=20))
+    made, may_be_more = await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert await ticked(rows, *hourly, *missed[2:]) == [1, 0, 0, 0], "the call has made enough runs of missed ticks"
+    assert (len(made), may_be_more) == (1 + sum(await ticked(rows, *missed)), True)
+    await due(rows, hourly[1], timedelta(seconds=20))
+    assert (await schedules.fire_due(rows, TEMPLATES, KEEP, limit=1))[1]
+    assert await ticked(rows, *hourly, *missed[2:]) == [1, 1, 0, 0]
+    while (await schedules.fire_due(rows, TEMPLATES, KEEP))[1]:
+        pass
+    assert min(await ticked(rows, *missed)) >= 60
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "one", "all"])
+@pytest.mark.parametrize("minutes", [0, 30])
+async def test_the_tenants_take_turns_and_those_that_are_due_for_longest_come_first(
+    client: Client, stranger: Client, rows: Connection, catch_up: str, minutes: int
+) -> None:
+    first, second = [(await make(client, cron="@yearly", catch_up=catch_up))["id"] for _ in range(2)]
+    other = (await make(stranger, cron="@yearly", catch_up=catch_up))["id"]
+    for seconds, schedule in ((40, first), (30, second), (20, other)):
+        await due(rows, schedule, timedelta(minutes=minutes, seconds=seconds))
+    late = "SELECT array_agg(id::text) FROM schedule WHERE next_run_at < clock_timestamp()"
+    assert (await schedules.fire_due(rows, TEMPLATES, KEEP, limit=2))[1]
+    assert await rows.fetchval(late) == [second]
+    for seconds, schedule in ((30, first), (40, second), (50, other)):
+        await due(rows, schedule, timedelta(minutes=minutes, seconds=seconds))
+    for left in (sorted((first, second)), [first], None):
+        await schedules.fire_due(rows, TEMPLATES, KEEP, limit=1)
+        assert await rows.fetchval(late.replace("id::text", "id::text ORDER BY id")) == left
+
+
+async def test_a_tenants_missed_ticks_cost_its_other_schedules_no_turn(
+    client: Client, stranger: Client, rows: Connection
+) -> None:
+    missed = (await make(client, catch_up="all"))["id"]
+    mine, *others = [(await make(whose))["id"] for whose in (client, stranger, stranger)]
+    await due(rows, missed, timedelta(minutes=60))
+    for seconds, schedule in ((20, mine), (40, others[0]), (30, others[1])):
+        await due(rows, schedule, timedelta(seconds=seconds))
+    await schedules.fire_due(rows, TEMPLATES, KEEP, limit=2)
+    assert await ticked(rows, missed, mine, *others) == [0, 1, 1, 0]
+
+
+async def test_of_missed_ticks_those_that_may_be_dropped_come_first(client: Client, rows: Connection) -> None:
+    everything, latest, nothing = [(await make(client, cron="@yearly", catch_up=policy))["id"]
+                                   for policy in ("all", "one", "skip")]  # fmt: skip
+    for minutes, schedule in ((40, everything), (30, latest), (20, nothing)):
+        await due(rows, schedule, timedelta(minutes=minutes))
+    assert len((await schedules.fire_due(rows, TEMPLATES, KEEP, limit=2))[0]) == 1
+    assert await ticked(rows, everything, latest, nothing) == [0, 1, 0]
+    still_due = await rows.fetchval("SELECT array_agg(id::text) FROM schedule WHERE next_run_at < clock_timestamp()")
+    assert still_due == [everything]
+
+
+@BOTH
+async def test_a_call_that_takes_long_looks_again_before_it_goes_on(
+    client: Client, rows: Connection, finds: Finds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await make_ready(client, rows, finds, 3)
+    monkeypatch.setattr(schedules, "_SECONDS_AT_ONCE", 0.0)
+    for number in (1, 2):
+        assert (await schedules.fire_due(rows, TEMPLATES, KEEP))[1]
+        assert sum(await ticked(rows, *made)) == number
+    monkeypatch.setattr(schedules, "_SECONDS_AT_ONCE", 60.0)
+    assert not (await schedules.fire_due(rows, TEMPLATES, KEEP))[1]
+    assert sum(await ticked(rows, *made)) == 3
+
+
+async def test_a_policy_that_allows_all_runs_reads_none_of_them(
+    client: Client, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule with many missed ticks would read, for each of them, the runs of all others."""
+    schedule = (await make(client, overlap="allow_all"))["id"]
+    await due(rows, schedule)
+    monkeypatch.delattr(schedules, "_unfinished_runs")
+    assert len((await schedules.fire_due(rows, TEMPLATES, KEEP))[0]) == 1
+
+
 @BOTH
 async def test_a_schedule_that_another_worker_fires_is_left_to_it(
     client: Client, rows: Connection, scheduler: Connection, finds: Finds
