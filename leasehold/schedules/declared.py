@@ -1,11 +1,16 @@
 """Writes the schedules that the code of an app (a client's Python program) declares, and pauses those that the code no
 longer declares. A worker calls `reconcile_apps` after its start.
+
+Workers with different releases of the code may run at once. The worker that started last has written its schedules: it
+leads a role of the app's name. If it ends, its release may be one that is going away. So another worker with the app's
+code takes the role (`take_over_apps`), and writes its own schedules again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from uuid import UUID
 
 import structlog
 
@@ -15,6 +20,7 @@ from leasehold.domain import cron
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import DeclaredSchedule
 from leasehold.telemetry.duties import counted
+from leasehold.transitions import workers
 from leasehold.transitions.quarantine import not_in, run_unit
 
 log = structlog.get_logger(__name__)
@@ -22,6 +28,10 @@ log = structlog.get_logger(__name__)
 #: The name of this duty (maintenance work of a worker) in the table `quarantine`. The table has the apps whose
 #: schedules could not be written, until a worker tries them again.
 DUTY = counted("declared_schedules")
+
+#: The worker that wrote the schedules of an app leads the app's role for this many seconds, unless it calls
+#: `take_over_apps` before.
+_LEADS_FOR_SECONDS = 90.0
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
 #: enabled again. Exception: a schedule that was paused for another reason, for example by a person, stays paused.
@@ -63,8 +73,30 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 """
 
 
+async def take_over_apps(connection: Connection, tenant_id: str, apps: Collection[str], writer: UUID) -> list[str]:
+    """Stay the writer of the apps whose schedules this worker wrote last, and become the writer of the apps whose
+    writer has died, has ended, or drains. Returns the latter apps: the worker must write their schedules again. A
+    worker that drains does not call this.
+    """
+    taken = []
+    for app in apps:
+        role = _role(tenant_id, app)
+        if not await workers.keep_lead(connection, role, writer, _LEADS_FOR_SECONDS) and await workers.lead(
+            connection, role, writer, _LEADS_FOR_SECONDS
+        ):
+            taken.append(app)
+    return taken
+
+
+def _role(tenant_id: str, app: str) -> str:
+    return f"schedules of {tenant_id} {app}"
+
+
 async def reconcile_apps(
-    connection: Connection, tenant_id: str, declared_by_app: Mapping[str, Sequence[DeclaredSchedule]]
+    connection: Connection,
+    tenant_id: str,
+    declared_by_app: Mapping[str, Sequence[DeclaredSchedule]],
+    writer: UUID | None = None,
 ) -> list[str]:
     """Call `reconcile` for each app that is not in quarantine. Returns the apps whose schedules were written. If the
     schedules of one app cannot be written, all other schedules of the installation still fire.
@@ -72,22 +104,26 @@ async def reconcile_apps(
     done = []
     for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
         app: str = row["app"]
-        write = partial(reconcile, connection, tenant_id, app, declared_by_app[app])
+        write = partial(reconcile, connection, tenant_id, app, declared_by_app[app], writer)
         if await run_unit(connection, DUTY, app, write) is not None:  # None: it failed; the app is in quarantine now
             done.append(app)
     return done
 
 
 async def reconcile(
-    connection: Connection, tenant_id: str, app: str, declared: Sequence[DeclaredSchedule]
+    connection: Connection,
+    tenant_id: str,
+    app: str,
+    declared: Sequence[DeclaredSchedule],
+    writer: UUID | None = None,
 ) -> list[str]:
     """Write the schedules that the app's code declares, and pause the app's other schedules. Returns the templates of
-    the schedules that were paused.
+    the schedules that were paused. `writer`: the worker that writes, and from now on leads the app's role.
 
     If several workers start at once, a lock makes them do this one after another, with the same outcome.
     """
     async with connection.transaction():
-        await lock_name(connection, f"schedules of {tenant_id} {app}")
+        await lock_name(connection, _role(tenant_id, app))
         now = await database_time(connection)
         for schedule in declared:
             next_tick = cron.next_after(schedule.cron, schedule.timezone, now)
@@ -96,6 +132,8 @@ async def reconcile(
                 dict(schedule.payload), schedule.overlap, schedule.catch_up, schedule.catch_up_seconds, next_tick, app,
             )  # fmt: skip
         rows = await connection.fetch(_PAUSE_OTHERS, tenant_id, app, [schedule.template for schedule in declared])
+        if writer is not None:
+            await workers.take_lead(connection, _role(tenant_id, app), writer, _LEADS_FOR_SECONDS)
     paused_templates = [row["template"] for row in rows]
     if paused_templates:
         log.warning("schedules are paused", app=app, templates=paused_templates, reason=UNDECLARED)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, row_count
 
 #: The first key of the advisory lock that a living worker holds: any number that no other lock has. The second key is
 #: the worker's `presence_key`.
@@ -264,6 +264,28 @@ async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bo
     worker leads no longer.
     """
     return bool(await connection.fetchval(_LEAD, role, owner, timedelta(seconds=ttl)))
+
+
+async def take_lead(connection: Connection, role: str, owner: UUID, ttl: float) -> None:
+    """Become the leader of `role` for the next `ttl` seconds, whoever leads now."""
+    await connection.execute(
+        "INSERT INTO leadership (role, owner, until) VALUES ($1, $2, clock_timestamp() + $3::interval)"
+        " ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until",
+        role,
+        owner,
+        timedelta(seconds=ttl),
+    )
+
+
+async def keep_lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
+    """Stay the leader of `role` for the next `ttl` seconds. False: `owner` is not the leader, or not any more."""
+    status = await connection.execute(
+        "UPDATE leadership SET until = clock_timestamp() + $3::interval WHERE role = $1 AND owner = $2",
+        role,
+        owner,
+        timedelta(seconds=ttl),
+    )
+    return row_count(status) == 1
 
 
 async def resign(connection: Connection, owner: UUID) -> None:

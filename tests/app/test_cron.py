@@ -17,11 +17,12 @@ from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import DeclaredSchedule
 from leasehold.evaluation.templates import Templates
-from leasehold.schedules.declared import UNDECLARED, reconcile, reconcile_apps
+from leasehold.schedules.declared import UNDECLARED, reconcile, reconcile_apps, take_over_apps
 from leasehold.schedules.firing import ON_TIME, fire_due
 from leasehold.settings import Settings
 from leasehold.transitions import workers
 from leasehold.transitions.quarantine import set_aside
+from leasehold.worker.maintenance import duties
 from tests.app.conftest import Serve
 
 SECONDS = 60.0
@@ -155,6 +156,69 @@ async def test_workers_that_start_at_once_write_each_schedule_once(connection: C
     for one in connections:
         await one.close()
     assert sorted(await rows(connection)) == ["shop.report", "shop.tidy"]
+
+
+async def write_as(connection: Connection, writer: UUID, app: App) -> None:
+    assert await reconcile_apps(connection, "default", app.pipelines().schedules, writer) == ["shop"]
+
+
+@pytest.mark.parametrize("ends", ["it resigns", "its time passes"])
+async def test_the_release_of_a_worker_that_started_late_and_ended_is_replaced_by_one_that_still_runs(
+    connection: Connection, ends: str
+) -> None:
+    first, second, late = new_id(), new_id(), new_id()
+    for worker in (first, second):
+        await write_as(connection, worker, shop(nightly=None))
+    written_by_the_new = await rows(connection)
+    await write_as(connection, late, shop(hourly=False))
+    for worker in (first, second, late):
+        assert await take_over_apps(connection, "default", ["shop"], worker) == []  # the last to start still runs
+    if ends == "it resigns":
+        await workers.resign(connection, late)
+    else:
+        await connection.execute("UPDATE leadership SET until = clock_timestamp() - interval '1 second'")
+    assert await take_over_apps(connection, "default", ["shop"], first) == ["shop"]
+    for worker in (first, second):
+        assert await take_over_apps(connection, "default", ["shop"], worker) == []
+    await write_as(connection, first, shop(nightly=None))
+    found = await rows(connection)
+    assert {template: row["enabled"] for template, row in found.items()} == {"shop.report": False, "shop.tidy": True}
+    assert found["shop.tidy"]["next_run_at"] == written_by_the_new["shop.tidy"]["next_run_at"]
+    # One that starts and ends between two looks of the worker that wrote the schedules.
+    await write_as(connection, late, shop(hourly=False))
+    await workers.resign(connection, late)
+    assert await take_over_apps(connection, "default", ["shop"], first) == ["shop"]
+
+
+async def test_a_worker_that_writes_the_schedules_stays_their_writer_while_it_looks(connection: Connection) -> None:
+    first, second = new_id(), new_id()
+    await write_as(connection, second, shop())
+    await write_as(connection, first, shop())
+    leads_until = "SELECT until - clock_timestamp() FROM leadership"
+    assert timedelta(seconds=80) < await connection.fetchval(leads_until) <= timedelta(seconds=90)
+    await connection.execute("UPDATE leadership SET until = clock_timestamp() + interval '1 second'")
+    assert await take_over_apps(connection, "default", ["shop"], first) == []
+    assert timedelta(seconds=80) < await connection.fetchval(leads_until) <= timedelta(seconds=90)
+    assert await connection.fetchval("SELECT owner FROM leadership") == first
+    assert await take_over_apps(connection, "other", ["shop"], second) == ["shop"]
+    assert await take_over_apps(connection, "default", ["kiosk", "shop"], second) == ["kiosk"]
+
+
+async def test_a_running_worker_writes_its_schedules_again_after_an_older_release_has_run_beside_it(
+    connection: Connection, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "_DECLARED_SECONDS", 0.1)
+
+    async def until_enabled(*templates: str) -> None:
+        async with asyncio.timeout(SECONDS):
+            while {name for name, row in (await rows(connection)).items() if row["enabled"]} != {*templates}:
+                await asyncio.sleep(0.02)
+
+    async with serve(shop(nightly=None)):
+        await until_enabled("shop.tidy")
+        async with serve(shop(hourly=False)):
+            await until_enabled("shop.report")
+        await until_enabled("shop.tidy")
 
 
 async def test_a_worker_without_the_code_leaves_the_schedule_to_one_that_has_it(connection: Connection) -> None:

@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from leasehold import App
 from leasehold.broker import Hint, outbox
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
@@ -26,6 +27,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import JOBS
 from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, concurrency, jobs, settlements
@@ -732,6 +734,35 @@ async def test_a_worker_wakes_what_others_without_the_code_have_put_off_and_noth
         assert [hint.task_id for hint in delivered] == woken
     due = await rows.connection.fetch("SELECT id FROM task WHERE available_at <= clock_timestamp()")
     assert [row["id"] for row in due] == [put_off[0].task_id]
+
+
+@pytest.mark.parametrize(("pause", "drains", "writes"), [(0.0, False, True), (0.0, True, False), (30.0, False, False)])
+async def test_a_worker_writes_its_schedules_again_when_their_last_writer_is_gone_unless_it_drains(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows, monkeypatch: pytest.MonkeyPatch,
+    pause: float, drains: bool, writes: bool,
+) -> None:  # fmt: skip
+    """And not in each turn: it looks after a pause."""
+    app = App("shop")
+
+    @app.cron("@yearly")
+    async def tidy() -> None: ...
+
+    monkeypatch.setattr(all_duties, "_DECLARED_SECONDS", pause)
+    registration = Registration(new_id(), ["default"])
+    store, templates = ObjectStore.from_settings(settings), Templates(app.pipelines())
+    duties = Duties(settings, registration, pool, store, announcer, templates, None, (), list[Hint]().extend)
+    owner = "SELECT owner FROM leadership WHERE role = 'schedules of default shop'"
+    await turn_of(duties, "schedules")
+    assert await rows.connection.fetchval(owner) == registration.worker
+    async with rows.connection.transaction():  # as an earlier release does that ended since
+        await reconcile(rows.connection, "default", "shop", [], ended := new_id())
+        await rows.connection.execute("UPDATE leadership SET until = clock_timestamp()")
+    if drains:
+        await registration.record_drain(pool)
+    for _ in range(2):
+        await turn_of(duties, "schedules")
+    assert await rows.connection.fetchval("SELECT enabled FROM schedule") is writes
+    assert await rows.connection.fetchval(owner) == (registration.worker if writes else ended)
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:

@@ -61,6 +61,11 @@ class Registration:
         return self._queues
 
     @property
+    def draining(self) -> bool:
+        """Whether the worker claims nothing more."""
+        return self._draining
+
+    @property
     def handlers(self) -> Sequence[str]:
         """The `pipeline.step` of each step that the worker has code for."""
         return self._handlers or ()

@@ -50,6 +50,8 @@ _GROWN_SECONDS = 2.0
 #: Seconds between two searches for tasks that were put off because the worker that claimed them lacked their code. This
 #: worker wakes those whose code it has.
 _KNOWN_SECONDS = 30.0
+#: Seconds between two searches for apps whose schedules in code this worker must write again.
+_DECLARED_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next one follows
@@ -96,6 +98,7 @@ class Duties:
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
+        self._took_over_at = monotonic()
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
@@ -235,14 +238,11 @@ class Duties:
             self._announcer.announce(await concurrency.admit_each(connection, limits, self._admission_search))
 
     async def _fire_schedules(self) -> float | None:
-        """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones.
-        Returns 0, which means another turn immediately, if more may be due.
+        """Write the schedules that apps declare in code, if this worker has not done so yet, or must do so again. Then
+        fire the due ones. Returns 0, which means another turn immediately, if more may be due.
         """
         async with self._frequent_connection() as connection:
-            if self._unwritten_schedules:
-                tenant_id = self._settings.tenant
-                for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules):
-                    del self._unwritten_schedules[app]
+            await self._write_declared_schedules(connection)
             created_runs, has_more = await schedules.fire_due(
                 connection,
                 self._templates,
@@ -255,6 +255,18 @@ class Duties:
                 self._announcer.announce(fired.hints)
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
         return 0.0 if has_more else None
+
+    async def _write_declared_schedules(self, connection: Connection) -> None:
+        tenant_id, worker = self._settings.tenant, self._registration.worker
+        all_schedules = self._templates.pipelines.schedules
+        if monotonic() - self._took_over_at >= _DECLARED_SECONDS and not self._registration.draining:
+            written = all_schedules.keys() - self._unwritten_schedules.keys()
+            for app in await declared.take_over_apps(connection, tenant_id, sorted(written), worker):
+                self._unwritten_schedules[app] = all_schedules[app]
+            self._took_over_at = monotonic()
+        if self._unwritten_schedules:
+            for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules, worker):
+                del self._unwritten_schedules[app]
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> float | None:
         """Write the deliveries (jobs of the pipeline `deliveries`) about jobs that have ended, and the `on_failure`
