@@ -9,6 +9,7 @@ changes, two processes may export the metrics for a while. The values are the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from time import monotonic
@@ -38,6 +39,7 @@ from leasehold.telemetry.duties import EXPORTER_REFUSED
 from leasehold.telemetry.meters import gauge, histogram
 from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions import workers
+from leasehold.transitions.jobs import EXTERNAL
 from leasehold.transitions.quarantine import is_away
 
 log = structlog.get_logger(__name__)
@@ -310,11 +312,9 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
-    # Tenants name queues, so there may be many. The queues that workers serve come first. In both groups, the queue
-    # whose oldest task has waited longest comes first.
-    first_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
+    first_leases = sorted(leases, key=lambda row: (_is_external(row), -row["overdue_oldest"], -row["oldest"]))
     # A queue that is only in `leases_by_queue` has running tasks, but no others and no workers.
-    names = sorted({*(row["queue"] for row in first_rows), *sorted(leases_by_queue)[:MAX_QUEUES]})
+    names = sorted({row["queue"] for row in [*_by_urgency(queues)[:MAX_QUEUES], *first_leases[:MAX_QUEUES]]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leases_by_queue[name]["running"] if name in leases_by_queue else 0) for name in names]
     yield _labelled(
@@ -343,6 +343,26 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
         names,
         "overdue_oldest",
     )
+
+
+def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The queues, the most urgent first. Tenants name queues, so there may be many. The alerts about waiting tasks leave
+    out the queues of external workers: they come last. Before them come the queues without due tasks, and first the
+    queues with due tasks. In each of these groups, a queue that workers serve and a queue that no worker serves take turns, so that
+    many of one sort do not hide the other. In both sorts, the queue whose oldest task has waited longest comes first.
+    """
+    turns = Counter[tuple[bool, bool, bool]]()
+    keys: dict[str, tuple[bool, bool, int, bool]] = {}
+    for row in sorted(queues, key=lambda row: -row["oldest"]):
+        is_external, is_idle, is_unserved = sort = _is_external(row), row["due"] == 0, row["workers"] == 0
+        keys[row["queue"]] = (is_external, is_idle, turns[sort], is_unserved)
+        turns[sort] += 1
+    return sorted(queues, key=lambda row: keys[row["queue"]])
+
+
+def _is_external(row: Mapping[str, Any]) -> bool:
+    queue: str = row["queue"]
+    return queue.startswith(EXTERNAL)
 
 
 def _tables_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -298,6 +298,74 @@ async def test_no_queue_hides_another(rows: Rows, monkeypatch: pytest.MonkeyPatc
     assert of_queue(page, "queue_tasks", "ext:t:b", state="due") == 1
 
 
+async def move_to_queues(rows: Rows, *waits: tuple[str, float]) -> None:
+    """One task for each queue, which has been due for the seconds beside it."""
+    await rows.submit(ONE, count=len(waits))
+    ids = [row["id"] for row in await rows.connection.fetch("SELECT id FROM task WHERE queue = 'default'")]
+    for task_id, (queue, seconds) in zip(ids, waits, strict=True):
+        await rows.connection.execute(
+            "UPDATE task SET queue = $2, available_at = clock_timestamp() - make_interval(secs => $3) WHERE id = $1",
+            task_id, queue, seconds,
+        )  # fmt: skip
+
+
+def told(page: Page, queues: Sequence[str]) -> list[str]:
+    return [queue for queue in queues if of_queue(page, "queue_tasks", queue, state="due") is not None]
+
+
+async def test_a_round_that_cannot_tell_all_queues_tells_those_that_an_alert_is_about(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queues of external workers come last, queues without due tasks before them. Queues with workers and queues
+    without take turns.
+    """
+    waits = (("ext:t:a", 900.0), ("ext:t:b", 800.0), ("y", 50.0), ("z", 40.0), ("busy", 20.0), ("busier", 30.0))
+    await move_to_queues(rows, *waits, ("later", -600.0))
+    served = ["busy", "busier", "idle", "idler"]
+    await workers.register(rows.connection, uuid4(), host="h", pid=1, version="0", queues=served)
+    queues = [*(queue for queue, _ in waits), "later", "idle", "idler"]
+    order = [
+        ["busier"],
+        ["y"],
+        ["busy"],
+        ["z"],
+        ["idle", "idler"],
+        ["later"],
+        ["idle", "idler"],
+        ["ext:t:a"],
+        ["ext:t:b"],
+    ]
+    seen_before: set[str] = set()
+    for count, next_queues in enumerate(order, 1):
+        monkeypatch.setattr(exporting, "MAX_QUEUES", count)
+        page = await seen(rows)
+        (added,) = {*told(page, queues)} - seen_before
+        assert added in next_queues, count
+        seen_before.add(added)
+    assert seen_before == {*queues}
+
+
+async def test_running_tasks_of_many_queues_do_not_hide_a_lease_that_has_passed(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rows.submit(ONE, count=4)
+    claimed = [one.lease.task_id for one in await rows.claim_all()]
+    for task_id, (queue, started, lapsed) in zip(
+        claimed, (("ext:t:a", 900, 800), ("b", 700, -60), ("c", 800, -60), ("y", 100, 50)), strict=True
+    ):
+        await rows.connection.execute(
+            "UPDATE task SET queue = $2, started_at = clock_timestamp() - make_interval(secs => $3),"
+            " lease_until = clock_timestamp() - make_interval(secs => $4) WHERE id = $1",
+            task_id, queue, started, lapsed,
+        )  # fmt: skip
+    for count, queues in enumerate((["y"], ["c", "y"], ["b", "c", "y"], ["b", "c", "ext:t:a", "y"]), 1):
+        monkeypatch.setattr(exporting, "MAX_QUEUES", count)
+        page = await seen(rows)
+        found = [queue for queue in ("b", "c", "ext:t:a", "y") if of_queue(page, "leases_overdue", queue) is not None]
+        assert found == queues
+    assert of_queue(page, "leases_overdue", "y") == 1
+
+
 async def test_jobs_that_wait_for_their_time_hide_none_that_wait_at_a_limit(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
