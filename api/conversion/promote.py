@@ -19,6 +19,7 @@ from leasehold.api.conversion.result import ArtifactName, finished_artifacts
 from leasehold.api.conversion.view import file_name_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
+from leasehold.api.process import deadline
 from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -30,12 +31,15 @@ from leasehold.pipelines.conversion.promotion import ownership as promotions
 from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter
 from leasehold.pipelines.conversion.promotion.ownership import PromoteCall
 from leasehold.pipelines.conversion.promotion.targets import open_target
+from leasehold.runtime.transient import until_answered
 
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
+#: For so many seconds a call that has failed tries to end its claim of the job, if PostgreSQL does not answer.
+_GIVE_UP_SECONDS = 10.0
 
 
 #: An artifact to copy, and its key at the promotion target.
@@ -112,6 +116,9 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys)
     call, earlier_changes = call_and_changes
+    # From now on each statement has its own limit. What this call copies must be undone if the call fails, although
+    # PostgreSQL may have been away for as long as the request's deadline.
+    deadline.current().lift()
 
     async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
@@ -148,6 +155,10 @@ async def _give_up(services: Services, call: PromoteCall) -> None:
     """End the call's claim of the job. If an outage prevents this, the claim ends with its lease, and a worker undoes
     the copies.
     """
-    with best_effort("ends of promotions"):
+
+    async def give_up() -> None:
         async with services.pool.acquire() as connection:
             await promotions.give_up(connection, call)
+
+    with best_effort("ends of promotions"):
+        await until_answered(give_up, within=_GIVE_UP_SECONDS)

@@ -632,6 +632,46 @@ async def test_a_database_that_is_too_slow_during_the_copies_is_not_the_targets_
     assert await stage.models.all() == {}
 
 
+@pytest.mark.parametrize("lost", ["keys", "the job"])
+async def test_a_call_is_undone_though_postgresql_was_silent_for_longer_than_a_request_may_wait(
+    settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Nothing of its copies stays where models are served, and the request can be repeated at once."""
+    copying, go_on = threading.Semaphore(0), threading.Event()
+
+    def is_held(_path: str) -> None:
+        copying.release()
+        go_on.wait(120)
+
+    give_up, losses = ownership.give_up, [ConnectionResetError(), TimeoutError()]
+
+    async def fails_at_first(connection: Connection, call: ownership.PromoteCall) -> None:
+        while losses:
+            raise losses.pop()
+        await give_up(connection, call)
+
+    if lost == "the job":
+        monkeypatch.setattr(ownership, "give_up", fails_at_first)
+    with serving_files() as service:
+        impatient = at(settings, service).model_copy(update={"database_timeout": 2.5})
+        async with serving(impatient) as running:
+            stage = Stage(impatient, running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                service.on_put = is_held
+                promoting = asyncio.create_task(acme.promote(path, TWO))
+                assert await asyncio.to_thread(copying.acquire, timeout=60)
+                async with rows.transaction():
+                    await rows.execute("SELECT FROM promoted_object WHERE key = 'acme/m/out.onnx' FOR UPDATE")
+                    go_on.set()
+                    # The intent at this key cannot be recorded, nor can the changes be read at the first try.
+                    await asyncio.sleep(6.0)
+                assert code(await promoting) == (503, "database_unavailable")
+                assert service.files == {}
+                assert (await acme.promote(path, TWO)).status_code == 200
+                assert set(service.files) == {"/models/acme/m/out.nef", "/models/acme/m/out.onnx"}
+
+
 @pytest.mark.parametrize("question", ["finished", "changes"])
 async def test_whoever_undoes_a_call_waits_for_a_commit_that_is_under_way(stage: Stage, question: str) -> None:
     async with stage.tenant("acme") as acme:

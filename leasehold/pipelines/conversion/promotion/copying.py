@@ -176,11 +176,15 @@ class Promoter:
                 # the call later could remove the objects of others.
                 if self._foreign_keys:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
-                async with self._connections() as connection:
-                    changes = await promotions.changes_of(connection, call)
-                await self.undo(changes)
+                await until_answered(partial(self._undo_changes, call), within=promotions.UNDO_SECONDS)
         except TRY_AGAIN as error:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
+
+    async def _undo_changes(self, call: PromoteCall) -> None:
+        """Undo what the call has changed so far, and what an earlier run of this function has not undone."""
+        async with self._connections() as connection:
+            changes = await promotions.changes_of(connection, call)
+        await self.undo(changes)
 
     async def _release_foreign(self, call: PromoteCall) -> None:
         """Delete this call's records of intent for `_foreign_keys`."""
