@@ -113,7 +113,8 @@ class Settings(SettingsWithFiles):
         10.0,
         gt=0,
         description="Seconds that a statement may take. All waits of an API request for PostgreSQL, until its answer "
-        "begins, take at most this long together; a bulk write may wait this long for each of its statements.",
+        "begins, take at most this long together; a bulk write or a promotion may wait this long for each of its "
+        "statements.",
     )
     database_direct_url: SecretStr = Field(
         SecretStr(""),
