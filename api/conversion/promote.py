@@ -5,10 +5,12 @@ none. An installation serves its models from the promotion target.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +25,8 @@ from leasehold.api.process import deadline
 from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.db import audit
+from leasehold.db.audit import AuditFilter
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.json_values import Flag
@@ -38,6 +42,8 @@ Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
+#: The name of a promotion in the audit.
+_PROMOTED = "job.promoted"
 #: For so many seconds a call that has failed tries to end its claim of the job, if PostgreSQL does not answer.
 _GIVE_UP_SECONDS = 10.0
 
@@ -84,8 +90,8 @@ class Promoted(BaseModel):
     response_model=Promoted,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
-        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys), "
-        "`target_exists`",
+        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys, or other "
+        "artifacts), `target_exists`",
         HTTPStatus.GONE: "`expired`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `targets_not_distinct`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
@@ -109,19 +115,22 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     keys = [copy.key for copy in copies]
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
+    artifacts_by_key = {key: target.artifact for key, target in zip(keys, body.targets, strict=True)}
     async with services.pool.acquire() as connection:
         # Claim the job for this request. `call` is the claim. `earlier_changes`: what requests whose process died have
         # changed at the target. `Promoter` undoes these changes first.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
-        return await _answer_without_call(services, caller, job_id, keys)
+        return await _answer_without_call(services, caller, job_id, keys, artifacts_by_key)
     call, earlier_changes = call_and_changes
     # From now on each statement has its own limit. What this call copies must be undone if the call fails, although
     # PostgreSQL may have been away for as long as the request's deadline.
     deadline.current().lift()
 
     async def record_promotion(connection: Connection) -> None:
-        await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
+        # A repeated request reads `artifacts` (`_promoted_artifacts`): the row of the conversion has only the keys.
+        artifacts = [target.artifact for target in body.targets]
+        await record(connection, caller, _PROMOTED, job_id, kind="conversion", keys=keys, artifacts=artifacts)
 
     try:
         async with open_target(services.settings, services.store) as target:
@@ -135,20 +144,35 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     return Promoted(job_id=job_id, promoted_object_keys=keys)
 
 
-async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
+async def _answer_without_call(
+    services: Services, caller: Caller, job_id: UUID, keys: list[str], artifacts_by_key: Mapping[str, str]
+) -> Promoted:
     """The answer to a request that could not claim the job, because another request has claimed it. If the other
-    request has promoted the conversion to the same keys, its result is the answer. Raises Conflict if the other request
-    has promoted to other keys, or has not finished. Raises NotFound if there is no such conversion.
+    request has promoted the same artifacts to the same keys, its result is the answer. Raises Conflict if the other
+    request has promoted other artifacts or to other keys, or has not finished. Raises NotFound if there is no such
+    conversion.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
+        promoted_artifacts = await _promoted_artifacts(connection, caller.tenant_id, job_id)
     if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
     if row["promoted"] is None:
         raise promotions.in_progress()
     if set(row["promoted"]) != set(keys):
         raise Conflict("already_promoted", "The conversion was promoted to other keys.")
+    if promoted_artifacts is not None and promoted_artifacts != artifacts_by_key:
+        raise Conflict("already_promoted", "The conversion was promoted to these keys, with other artifacts.")
     return Promoted(job_id=job_id, promoted_object_keys=row["promoted"])
+
+
+async def _promoted_artifacts(connection: Connection, tenant_id: str, job_id: UUID) -> Mapping[str, str] | None:
+    """{key: artifact} of the job's promotion, from the audit. None: it is not known, because a release that did not
+    record it has promoted the job, or because the tenant has moved here from another cell, whose audit stays there.
+    """
+    rows = await audit.page(connection, AuditFilter(tenant_id, action=_PROMOTED, target=str(job_id)), None, 1)
+    details = orjson.loads(rows[0]["details"]) if rows else {}
+    return dict(zip(details["keys"], details["artifacts"], strict=True)) if "artifacts" in details else None
 
 
 async def _give_up(services: Services, call: PromoteCall) -> None:

@@ -174,6 +174,23 @@ async def test_replace_overwrites_what_its_tenant_promoted(stage: Stage, where: 
     assert await backups(stage) == []
 
 
+async def test_a_promotion_is_repeated_only_with_the_same_artifacts(stage: Stage, rows: Connection) -> None:
+    """The key holds the first one: 200 for another would tell an untruth."""
+    bie, onnx = {"artifact": "bie", "key": "m/model"}, {"artifact": "onnx", "key": "m/graph"}
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        first = await acme.promote(path, [bie, onnx])
+        assert first.status_code == 200
+        assert (await acme.promote(path, [onnx, bie])).json() == first.json()
+        for targets in (
+            [bie | {"artifact": "nef"}, onnx],
+            [bie | {"artifact": "onnx"}, onnx | {"artifact": "bie"}],
+        ):
+            assert code(await acme.promote(path, targets, replace=True)) == (409, "already_promoted")
+        await rows.execute("TRUNCATE audit")  # as if an earlier release had promoted it, which did not record artifacts
+        assert (await acme.promote(path, [bie, onnx])).json() == first.json()
+
+
 async def test_what_somebody_else_laid_there_is_neither_replaced_nor_taken_back(stage: Stage) -> None:
     await stage.models.lay("acme/m/out.onnx", b"a stranger's")
     async with stage.tenant("acme") as acme:
