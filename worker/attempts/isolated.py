@@ -35,9 +35,12 @@ from leasehold.worker.attempts.publishing import find_published, publish_outputs
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.speculation import Speculation, steps_after
 from leasehold.worker.leases.held_lease import HeldLease
-from leasehold.worker.sandbox.children import Children
+from leasehold.worker.sandbox.children import Children, NoChild
 
 log = structlog.get_logger(__name__)
+
+#: The most seconds that an attempt waits until the worker has warmed up.
+_WARM_UP_SECONDS = 30.0
 
 #: The inputs of an attempt: name -> (file, sha256).
 Fetched = Mapping[str, tuple[Path, str]]
@@ -77,12 +80,15 @@ class IsolatedAttempts:
         return self._children.pipelines
 
     async def may_perform(self, pipeline: Pipeline) -> bool:
-        """Wait until the worker has warmed up. Returns whether it can run the pipeline's isolated steps.
+        """Wait until the worker has warmed up. Returns whether it can run the pipeline's isolated steps. Raises NoChild
+        if the warm-up takes too long.
 
         A task of such a step may stand in an inline queue, which the worker serves meanwhile. No child may run it
         before the worker knows that the child is confined.
         """
-        await asyncio.wait([self._warming])
+        await asyncio.wait([self._warming], timeout=_WARM_UP_SECONDS)
+        if not self._warming.done():
+            raise NoChild(f"the worker has not loaded its isolated steps within {_WARM_UP_SECONDS:g} s")
         return pipeline.name in self._children.pipelines
 
     async def perform(
@@ -100,7 +106,7 @@ class IsolatedAttempts:
 
         If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
         a step takes the run over; otherwise `discard_speculations` ends the run. Raises what the handler, the child and
-        the store raise.
+        the store raise, and NoChild.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)

@@ -63,6 +63,7 @@ from leasehold.worker.leases.settlement_batcher import (
 )
 from leasehold.worker.leases.starts import Starts
 from leasehold.worker.maintenance.admitter import Admitter
+from leasehold.worker.sandbox.children import NoChild
 
 log = structlog.get_logger(__name__)
 _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
@@ -75,6 +76,8 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: pause adds two events to the job's history. When a worker with the code starts, it makes the task due at once
 #: (transitions/unknown_tasks.py). Workers of older releases do not do this.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
+#: A worker puts off an isolated step that gets no child process in time, for this many seconds.
+_NO_CHILD_SECONDS = 5.0
 #: A cancelled attempt has the job's `grace_seconds` to end, but no less than the first and no more than the second of
 #: these numbers. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever. A
 #: draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
@@ -290,9 +293,13 @@ class Runner:
         record_in(log_and_stream)  # store what the handler logs
         try:
             if step.isolated:
-                if not await self._isolated.may_perform(pipeline):
-                    return await self._put_off(claimed)
-                return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
+                try:
+                    if not await self._isolated.may_perform(pipeline):
+                        return await self._put_off(claimed)
+                    return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
+                except NoChild as error:  # the step has not begun, so it is charged with nothing
+                    log.warning("a step is put off, perhaps to another worker", reason=str(error))
+                    return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
             return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop

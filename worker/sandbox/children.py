@@ -32,6 +32,15 @@ from leasehold.worker.sandbox.outputs import checked
 from leasehold.worker.sandbox.spares import Spares
 from leasehold.worker.sandbox.zygote_process import Recipe
 
+#: The most seconds that a run waits for a child: for its slot, and for the zygote to fork the child.
+_CHILD_SECONDS = 60.0
+
+
+class NoChild(Exception):
+    """A run got no child in time: its zygote does not start again, or cannot fork, or other runs keep all slots. The
+    handler has not begun.
+    """
+
 
 class Children:
     """Runs steps of `pipelines`, at most `size` at once.
@@ -128,7 +137,7 @@ class Children:
         on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
     ) -> Done:
         """Run one step in a new child, as soon as there is room. `timeout`: seconds from the start of the run in the
-        child.
+        child. Raises NoChild if the run gets no child within `_CHILD_SECONDS`.
 
         If a file `cancel` appears in the parent of `directory`, the handler stops at its next checkpoint. When the
         caller is cancelled, the child is killed immediately.
@@ -138,12 +147,7 @@ class Children:
         becomes Permanent("bad_output"). An answer that breaks the protocol becomes ChildCrashed.
         """
         confinement, request = self._requests(pipeline, step, params, files, directory, item)
-        await self._slots.acquire()
-        try:
-            child = await self._spares[pipeline].take()
-        except BaseException:
-            self._slots.release()
-            raise
+        child = await self._take_child(pipeline)
         self._running.add(child)
         try:
             child.begin_output(pipeline, step)
@@ -160,6 +164,19 @@ class Children:
         finally:
             self._end(child)
         return self._verdict_of(child, answer, directory)
+
+    async def _take_child(self, pipeline: str) -> ChildProcess:
+        """A child, in a slot that the caller must release. Raises NoChild."""
+        try:
+            async with asyncio.timeout(_CHILD_SECONDS):
+                await self._slots.acquire()
+                try:
+                    return await self._spares[pipeline].take()
+                except BaseException:
+                    self._slots.release()
+                    raise
+        except TimeoutError:
+            raise NoChild(f"no child process was ready within {_CHILD_SECONDS:g} s") from None
 
     def _requests(
         self, pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
