@@ -13,7 +13,9 @@ MAX_READ_BY_QUEUE rows. A search for a text walks only over jobs that can contai
 key or a scope, and jobs of pipelines whose name contains the text. A UUID is taken as a job's id. If no job has this
 id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
 
-Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
+Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk. A term
+can miss a job whose id has another time than its row: a program may make the id of a run up to a day before it submits
+the run, or its clock may be wrong.
 """
 
 from __future__ import annotations
@@ -246,18 +248,23 @@ class Listing:
         )
 
     def _conditions_on_ids(self) -> list[str]:
-        """The ends of the walk, for example `< $3::uuid`. Ids sort by time, so a time gives a limit for ids."""
+        """The ends of the walk, for example `< $3::uuid`. Ids sort by time, so a time gives a limit for ids.
+
+        The instant of a bulk operation gives none, although few jobs are newer. An operation must find every job that
+        existed, also one whose id has another time than its row, because the clock of the program that made the id was
+        wrong. Then `created:>0s` finds every job, as it says.
+        """
         job_filter, conditions = self._filter, []
         if self._before is not None:
             conditions.append(f"< {self._parameters.add(self._before, 'uuid')}")
         if job_filter.created_after is not None:
             first_id = id_of_instant(max(job_filter.created_after, _EARLIEST) - _MAX_CLOCK_SKEW)
             conditions.append(f">= {self._parameters.add(first_id, 'uuid')}")
-        if job_filter.created_before is not None:
+        if job_filter.created_before is not None and (
+            self._bound is None or job_filter.created_before < self._bound.at
+        ):
             end_id = id_of_instant(max(job_filter.created_before, _EARLIEST) + _MAX_CLOCK_SKEW)
             conditions.append(f"< {self._parameters.add(end_id, 'uuid')}")
-        if self._bound is not None:
-            conditions.append(f"< {self._parameters.add(id_of_instant(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
         return conditions
 
     def _between_ends(self, column: str) -> str:

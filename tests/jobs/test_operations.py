@@ -13,12 +13,15 @@ import httpx2
 import pytest
 import time_machine
 
+from leasehold import App
 from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
+from leasehold.app.calls import Call
+from leasehold.app.writing import write
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.domain.ids import new_id
+from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.domain.json_digest import json_digest
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
@@ -40,6 +43,12 @@ from tests.support.broker_room import BROKER_ROOM
 from tests.support.lock_waits import until_waiting
 
 SECONDS = 60.0
+shop = App("shop")
+
+
+@shop.task
+def ordered(number: int) -> int:
+    return number
 
 
 @asynccontextmanager
@@ -50,8 +59,8 @@ async def operating(settings: Settings, code: Pipelines | None = None, /, **chan
         yield worker
 
 
-async def submit(client: httpx2.AsyncClient, action: str, q: str, **more: Any) -> str:
-    answer = await client.post("/v1/operations", json={"action": action, "filter": q} | more)
+async def submit(client: httpx2.AsyncClient, action: str, filter: str, **more: Any) -> str:  # noqa: A002 - its name
+    answer = await client.post("/v1/operations", json={"action": action, "filter": filter} | more)
     assert answer.status_code == 202, answer.text
     OperationAnswer.model_validate(answer.json())
     return str(answer.json()["id"])
@@ -105,6 +114,28 @@ async def test_a_dry_run_counts_shows_examples_and_changes_nothing(
     assert set(await statuses(rows, broken)) == {"failed"}
     refused = await client.post("/v1/operations", json=wish, headers={"Idempotency-Key": "x" * 256})
     problem(refused, 422, "idempotency_key_malformed")
+
+
+async def test_an_operation_finds_jobs_whose_ids_have_another_time_than_their_rows(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """The clock of the program that made the id was wrong, or the id is no UUIDv7."""
+    ids = [UUID(int=uuid4().int | 0xF << 124), id_of_instant(datetime.now(UTC) + timedelta(hours=2)), new_id()]
+    await write(rows, [Call(ordered, {"number": 1}, id=job_id) for job_id in ids], "acme", 3600)
+    later = await maker.make("run")
+    wish = {"action": "cancel", "filter": "template:shop.ordered"}
+    for q in (wish["filter"], "template:shop.ordered created:>0s"):
+        preview = (await client.post("/v1/operations", json=wish | {"filter": q, "dry_run": True})).json()
+        assert preview["total"] == {"n": 3, "exact": True}
+        assert {job["id"] for job in preview["examples"]} == {str(job_id) for job_id in ids}
+    operation = await submit(client, **wish)
+    await write(rows, [Call(ordered, {"number": 2})], "acme", 3600)  # after the operation
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"], body["refused"]) == ("succeeded", 3, 0)
+    assert await statuses(rows, ids) == ["cancelled"] * 3
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE status = 'cancelled'") == 3
+    assert await statuses(rows, [later]) == ["pending"]
 
 
 async def test_failed_jobs_of_every_kind_are_retried(
