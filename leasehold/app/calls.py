@@ -11,7 +11,7 @@ from uuid import UUID
 from leasehold.app.run_limits import KEY_LASTS, Unique
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
-from leasehold.domain.ids import id_of, new_id
+from leasehold.domain.ids import id_of, id_of_new_run, new_id
 from leasehold.domain.option_types import time_sentence
 from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.tags import check_tags
@@ -29,8 +29,8 @@ class SubmitOptions(TypedDict, total=False):
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
     The second submission must have the same arguments, and over HTTP the same options, too. `delay`: how long after its
     submission the run starts. `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low.
-    `id`: the id of the run: a UUIDv7 that you made, or its text. A repeated submission with the same id starts no
-    second run.
+    `id`: the id of the run: a UUIDv7 that you made at most 24 hours ago, or its text. A repeated submission with the
+    same id starts no second run.
     """
 
     key: str | None
@@ -46,8 +46,9 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """SubmitOptions, checked. Raises Invalid. `start_at`: the time at which the run starts, in place of `delay`; only
-    leasehold.celery sets it.
+    """SubmitOptions, checked. Raises Invalid. Only leasehold.celery sets the others. `start_at`: the time at which the
+    run starts, in place of `delay`. `celery_id`: the run is found by it, too (domain/celery_ids.py). A repeated
+    submission with the same `celery_id` starts no second run.
     """
 
     key: str | None = None
@@ -56,6 +57,7 @@ class Options:
     priority: Priority = "normal"
     id: UUID | str | None = None
     start_at: datetime | None = None
+    celery_id: str | None = None
 
     def __post_init__(self) -> None:
         # The annotations only help type checkers: a program may give any value.
@@ -74,7 +76,7 @@ class Options:
         if self.priority not in PRIORITIES:
             raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
         if self.id is not None:
-            object.__setattr__(self, "id", id_of(self.id))
+            object.__setattr__(self, "id", id_of_new_run(self.id))
         if self.tags is not None:
             check_tags(self.tags)
 

@@ -25,6 +25,8 @@ from leasehold.client.errors import ApiError, Unavailable
 from leasehold.client.objects import OtherBytes, read_object
 from leasehold.client.requests import DIRECT
 from leasehold.domain import errors
+from leasehold.domain.celery_ids import TAG, uuid_of
+from leasehold.domain.job_filter import quoted
 from leasehold.domain.sentences import full_stop
 
 T = TypeVar("T")  # what a request of the client returns
@@ -81,6 +83,20 @@ class HttpLink:
         if len(calls) == 1:
             return [(await _with_platform_errors(self._client.send(_request_of(calls[0])))).id]
         return (await _with_platform_errors(self._client.send(_batch_of(calls)))).ids
+
+    async def find(self, celery_id: str) -> UUID | None:
+        """The run with this Celery id, or None. Raises Forbidden for a key without `jobs:read`, unless the Celery id is
+        the run's own id.
+        """
+        if (own_id := uuid_of(celery_id)) is not None:
+            try:
+                return (await _with_platform_errors(self._client.get_run(own_id))).id
+            except errors.NotFound:
+                pass
+        params = {"q": f"tag.{TAG}:{quoted(celery_id)}", "limit": 1}
+        request = requests.Call("GET", "/v1/jobs", lambda page: page["jobs"], params=params, idempotent=True)
+        found = await _with_platform_errors(self._client.send(request))
+        return UUID(found[0]["id"]) if found else None
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound."""
@@ -161,6 +177,8 @@ def _error_of(run: models.Run) -> tuple[str, str]:
 
 def _refuse_unsupported(call: Call[Any]) -> None:
     """Raises Invalid for a call that needs a link to the database."""
+    if call.options.celery_id is not None:
+        _refuse("The API chooses the ids of runs: call apply_async without task_id=, and keep the id of its result.")
     if call.options.id is not None:
         _refuse("The API chooses the ids of runs: give a key= in place of id=.")
     if call.debounce_key is not None:

@@ -21,7 +21,7 @@ from leasehold.app.writing import Written, write, write_plain
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
 from leasehold.broker.base import Broker
-from leasehold.db import log_reads
+from leasehold.db import celery_ids, log_reads
 from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.db.pool_sizes import pool_of_app
@@ -68,6 +68,7 @@ class Link(Protocol):
     """
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]: ...
+    async def find(self, celery_id: str) -> UUID | None: ...
     async def wait(self, run_id: UUID, seconds: float | None) -> bool: ...
     async def outcome(self, run_id: UUID) -> Outcome: ...
     async def cancel(self, run_id: UUID, reason: str) -> str: ...
@@ -163,7 +164,8 @@ class DatabaseLink:
         async with self._pool.acquire() as connection:
             if (written := await write_plain(connection, calls, self._tenant, keep_seconds)) is not None:
                 return written
-            # Nothing is written yet: `write_plain` takes only a single call without a key, a debounce or a limit.
+            # Nothing is written yet: `write_plain` takes only a single call without a key, a Celery id, a debounce or a
+            # limit.
             async with connection.transaction():
                 return await write(connection, calls, self._tenant, keep_seconds)
 
@@ -188,6 +190,15 @@ class DatabaseLink:
         if any(stored_tasks.get(call.run_id) not in (None, call.task.name) for call in calls):
             raise Conflict("run_exists", "Another run has one of these ids.")
         return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in stored_tasks}
+
+    async def find(self, celery_id: str) -> UUID | None:
+        """The run with this Celery id, or None. Raises Unreachable."""
+
+        async def read() -> UUID | None:
+            async with self._pool.acquire() as connection:
+                return await celery_ids.find(connection, self._tenant, celery_id)
+
+        return await self._repeat_while_away(celery_id, read)
 
     def announce_soon(self, written: Written) -> None:
         """Announce a commit in the background. If the broker is connected, announce the commit's hints immediately."""
@@ -315,9 +326,9 @@ class DatabaseLink:
             await asyncio.sleep(PAUSE_SECONDS)
         return chunks
 
-    async def _repeat_while_away(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat_while_away(self, run_id: UUID | str, work: Callable[[], Awaitable[T]]) -> T:
         """Call `work`, and return its result. While PostgreSQL does not answer, repeat `work` for `submit_seconds`;
-        then raise Unreachable. `work` must be safe to repeat.
+        then raise Unreachable. `work` must be safe to repeat. `run_id`: for the error; the run's id or its Celery id.
         """
         seconds = self._settings.submit_seconds
         try:

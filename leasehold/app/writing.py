@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -11,11 +11,12 @@ from uuid import UUID
 
 import orjson
 
-from leasehold.app.calls import PRIORITIES, Call
+from leasehold.app.calls import PRIORITIES, Call, Options
 from leasehold.broker.outbox import Announcement
-from leasehold.db import idempotency
+from leasehold.db import celery_ids, idempotency
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import Reservation
+from leasehold.domain.celery_ids import TAG
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.template import encoded_payload, template_of_pipeline
@@ -42,9 +43,11 @@ class Written:
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
     """Write a run for each call: all or none. Call it in a transaction. `keep_seconds`: how long a run is kept after it
-    has ended. Raises Invalid for a key that was used with other arguments, or a payload that is too large.
+    has ended. Raises Invalid for a key that was used with other arguments, or a payload that is too large. Raises
+    Conflict for a Celery id that a run of another task has.
 
-    The steps: sort the calls into debounced calls, calls with a key, and others. Reserve each key: a new key gets one
+    The steps: leave out calls whose Celery id a run has already. Sort the calls into debounced calls, calls with a key,
+    and others. Reserve each key: a new key gets one
     run, and all its calls get the id of the key's run. Merge debounced calls with runs that wait. Write all new runs
     together. Finally store each new run's id with its key.
     """
@@ -53,7 +56,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     new_runs: dict[int, NewRun] = {}  # by the index of the call
     keyed_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and key
     debounced_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and debounce key
-    for index, call in enumerate(calls):
+    for index, call in await _calls_to_write(connection, calls, tenant, written):
         encoded_payload(call.params)  # raises Invalid
         if call.debounce_key is not None:
             debounced_indexes.setdefault((call.task.name, call.debounce_key), []).append(index)
@@ -93,16 +96,37 @@ async def write_plain(
     connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int
 ) -> Written | None:
     """Write the run of a single call by one statement outside a transaction, which saves round trips to PostgreSQL.
-    None: nothing was written, because the submission has several calls, a key, a debounce or a limit. Use `write` then.
+    None: nothing was written, because the submission has several calls, a key, a Celery id, a debounce or a limit. Then
+    use `write`.
 
     Raises Invalid for a payload that is too large.
     """
     if len(calls) != 1 or calls[0].key is not None or calls[0].debounce_key is not None:
         return None
+    if calls[0].options.celery_id is not None:
+        return None
     encoded_payload(calls[0].params)  # raises Invalid
     now = await _time_of_submission(connection, calls)
     (is_written,), hints = await runs.create_unlimited(connection, [_new_run(calls[0], tenant, keep_seconds, now)])
     return Written([calls[0].run_id], list(hints)) if is_written else None
+
+
+async def _calls_to_write(
+    connection: Connection, calls: Sequence[Call[Any]], tenant: str, written: Written
+) -> list[tuple[int, Call[Any]]]:
+    """The calls and their indexes, without those whose Celery id a run has already: `written` gets the ids of these
+    runs. Raises Conflict for a Celery id that a run of another task has.
+    """
+    to_write = []
+    for index, call in enumerate(calls):
+        celery_id, earlier_id = call.options.celery_id, None
+        if celery_id is not None:
+            earlier_id = await celery_ids.written_earlier(connection, tenant, celery_id, call.task.name)
+        if earlier_id is None:
+            to_write.append((index, call))
+        else:
+            written.ids[index] = earlier_id
+    return to_write
 
 
 async def _write_debounced(
@@ -182,9 +206,15 @@ def _new_run(call: Call[Any], tenant: str, keep_seconds: int, now: datetime) -> 
         priority=PRIORITIES.index(call.options.priority),
         scheduled_at=call.scheduled_at(now),
         keep_seconds=keep_seconds,
-        tags=call.options.tags or {},
+        tags=_tags_of(call.options),
         id=call.run_id,
     )
+
+
+def _tags_of(options: Options) -> Mapping[str, str]:
+    """The caller's tags, with the run's Celery id."""
+    tags = options.tags or {}
+    return tags if options.celery_id is None else {**tags, TAG: options.celery_id}
 
 
 @cache

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
+
+from pydantic import Field
 
 from leasehold.app.app import App
 from leasehold.app.current import Current
@@ -28,6 +30,8 @@ from leasehold.workflows.context import Context
 
 #: The name of the workflow that runs chains, groups and chords.
 _CANVAS = "celery-canvas"
+#: Only the payload of a run with a Celery id has the field, because a worker of earlier code does not know it.
+_TaskId = Annotated[str | None, Field(exclude_if=lambda task_id: task_id is None)]
 
 
 class Conf:
@@ -84,9 +88,13 @@ class Celery(Lacking):
         """Declare the leasehold task that runs a CeleryTask, and return it. Raises DeclarationError."""
 
         def work(
-            *, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None, expires: str | None = None
+            *,
+            args: list[Any] | None = None,
+            kwargs: dict[str, Any] | None = None,
+            expires: str | None = None,
+            task_id: _TaskId = None,
         ) -> Any:
-            return task.work(args or [], kwargs or {}, expires)
+            return task.work(args or [], kwargs or {}, expires, task_id)
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
@@ -111,14 +119,18 @@ class Celery(Lacking):
         self._tasks_of_app[leasehold_task.name] = task
         return leasehold_task
 
-    def find(self, run_id: UUID | str) -> Run[Any]:
-        """The handle of the run with this id, of any of the app's tasks. Raises Invalid `invalid_id`.
+    def find(self, celery_id: str) -> Run[Any] | None:
+        """The handle of the run with this id, of any of the app's tasks; None if there is no such run. Raises
+        Unreachable; after `use_api`, raises Unavailable in its place, and Forbidden.
 
         The `find` of any task would do. Every app has the canvas (the workflow `_CANVAS`), so this method uses its
         `find`.
         """
-        run: Run[Any] = self._canvas.find(run_id)
-        return run
+        run_id = self.app.connections.call(self._id_of_run(celery_id))
+        return None if run_id is None else self._canvas.find(run_id)
+
+    async def _id_of_run(self, celery_id: str) -> UUID | None:
+        return await (await self.app.connections.link()).find(celery_id)
 
     def AsyncResult(self, task_id: str) -> result.AsyncResult:  # noqa: N802 - Celery's name
         return result.AsyncResult(task_id, self)
@@ -158,7 +170,8 @@ class Celery(Lacking):
         """Submit a chain, group or chord. Raises NotSupported for more than one argument."""
         if len(args) > 1:
             raise NotSupported("leasehold.celery gives a chain, group or chord one argument")
-        return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
+        run = self._canvas.submit(plan=plan, args=args)
+        return result.AsyncResult(run.id, self, run)
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
         """The middleware around each attempt. The platform's rule allows a task with `bind=True` 1,000 retries. So this

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.apps import CeleryApp, newest_app
 from leasehold.celery.lacking import OF_RESULT, Lacking
+from leasehold.domain.celery_ids import celery_id_of
 from leasehold.domain.errors import NotFound, TaskFailed
 
 if TYPE_CHECKING:
@@ -27,15 +28,22 @@ EXPIRED = "task_expired"
 
 
 class AsyncResult(Lacking):
-    """The handle of a run. An id that no run has is PENDING, as in Celery. Raises Invalid `invalid_id` for an
-    id that is no UUID.
+    """The handle of a run. `id`: the `task_id` that the program gave to the run, or the run's own id. An id that no run
+    has is PENDING, as in Celery. `run`: the run, if it is known; None: it is looked up when the handle is first used.
+    Raises Invalid `invalid_id` for an id that is no UUID and no text of 1 to 64 characters.
     """
 
     _IN_CELERY, _LACKS = "AsyncResult", OF_RESULT
 
-    def __init__(self, id: str | UUID, app: CeleryApp | None = None) -> None:  # noqa: A002 - Celery's name
-        self._run: Run[Any] = (app or newest_app()).find(id)
-        self.id = str(self._run.id)
+    def __init__(
+        self,
+        id: str | UUID,  # noqa: A002 - Celery's name
+        app: CeleryApp | None = None,
+        run: Run[Any] | None = None,
+    ) -> None:
+        self.id = celery_id_of(id)
+        self._app = app or newest_app()
+        self._known_run = run
 
     def __repr__(self) -> str:
         return f"<AsyncResult: {self.id}>"
@@ -48,6 +56,15 @@ class AsyncResult(Lacking):
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    @property
+    def _run(self) -> Run[Any]:
+        """Raises NotFound if no run has the id, and as `Celery.find`."""
+        if self._known_run is None:
+            self._known_run = self._app.find(self.id)
+        if self._known_run is None:
+            raise NotFound("run_not_found", "There is no such run.")
+        return self._known_run
 
     @property
     def task_id(self) -> str:

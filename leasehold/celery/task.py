@@ -19,6 +19,7 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.lacking import OF_REQUEST, OF_TASK, Lacking
 from leasehold.celery.options import IGNORED, CeleryOptions, not_supported
 from leasehold.celery.result import EXPIRED, AsyncResult
+from leasehold.domain.celery_ids import celery_id_of, run_id_in
 from leasehold.domain.errors import (
     OVERTAKEN,
     Permanent,
@@ -44,16 +45,21 @@ _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
-    calls the function directly, and the request has no id. `id`: the id of the run, which AsyncResult takes. Each call
-    of a chain, group or chord has an id of its own, because all calls are steps of one run. A retry keeps the id.
+    calls the function directly, and the request has no id. `id`: the id that AsyncResult takes: the `task_id` that the
+    program gave, or the id of the run. Each call of a chain, group or chord has an id of its own, because all calls are
+    steps of one run. A retry keeps the id.
     """
 
     _IN_CELERY, _LACKS = "Context", OF_REQUEST
 
     def __init__(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        attempt: Current | None = None,
+        task_id: str | None = None,
     ) -> None:
-        self.id = None if attempt is None else _id_of(attempt)
+        self.id = task_id if task_id is not None or attempt is None else _id_of(attempt)
         # An attempt whose worker was lost is no retry, because it must not use up `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
@@ -116,9 +122,11 @@ class CeleryTask(Lacking):
     ) -> AsyncResult:
         """Submit a run. `countdown`: seconds until it starts; `eta`: the time at which it starts, in place of
         `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent.
-        `task_id`: a UUID.
+        `task_id`: a text of 1 to 64 characters. If the task has a run with the same `task_id` already, no second run
+        starts, and the result is that of the first.
 
-        Raises TypeError for arguments that the function does not take, NotSupported, and Invalid `invalid_id`.
+        Raises TypeError for arguments that the function does not take, NotSupported, Invalid `invalid_id`, and Conflict
+        for the `task_id` of another task's run.
         """
         for name in other_options:
             if name not in IGNORED:
@@ -127,14 +135,21 @@ class CeleryTask(Lacking):
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
         expires_at = None if expires is None else _expiry_of(expires, now).isoformat()
+        celery_id = None if task_id is None else celery_id_of(task_id)
+        run_id = None if celery_id is None else run_id_in(celery_id)
+        # The run's own id needs no field of the payload.
+        task_id = celery_id if run_id is None else None
         options = Options(
             delay=None if eta is not None else timedelta(seconds=max(countdown or 0, 0)) or None,
             priority=_priority_of(priority),
-            id=task_id,
+            id=run_id,
+            celery_id=task_id,
             start_at=None if eta is None else _in_utc(eta),
         )
-        run = Prepared(self.task, options).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
-        return AsyncResult(run.id, self.app)
+        run = Prepared(self.task, options).submit(
+            args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at, task_id=task_id
+        )
+        return AsyncResult(celery_id or run.id, self.app, run)
 
     def _check_queue(self, queue: str | None) -> None:
         """Raises NotSupported for a queue other than the task's."""
@@ -182,14 +197,16 @@ class CeleryTask(Lacking):
 
     # --- in a worker
 
-    def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
+    def work(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None, task_id: str | None = None
+    ) -> Any:
         """Run the function in an attempt, and return its result. Raises Retryable if the run may be tried again, and
         Permanent if an error of the function ends the run. Any other StepError passes unchanged, and so does an error
         of OVERTAKEN, after which another attempt may have the task.
         """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
-        request = Request(args, kwargs, current())
+        request = Request(args, kwargs, current(), task_id)
         request.delivery_info["routing_key"] = self.options.queue
         bound_self = _BoundSelf(self, request)
         try:

@@ -238,7 +238,7 @@ def _id_in(key: str) -> UUID | None:
     try:
         id_text = key.split("/")[1]
         owner = UUID(id_text)
-        instant_of(owner)  # raises if the id contains no time
+        instant_of(owner)  # raises if the id is no UUIDv7
     except (ValueError, IndexError, OverflowError):
         return None
-    return owner if owner.version == 7 and str(owner) == id_text else None  # noqa: PLR2004 - UUIDv7
+    return owner if str(owner) == id_text else None

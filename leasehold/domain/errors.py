@@ -197,9 +197,11 @@ class Unanswered(Unavailable):
 
 
 class Unreachable(Unavailable):
-    """PostgreSQL did not answer a program that reads, cancels or signals the run `run_id`. The run itself goes on."""
+    """PostgreSQL did not answer a program that reads, cancels or signals the run `run_id`. The run itself goes on.
+    `run_id`: the text is a `task_id` of Celery's.
+    """
 
-    def __init__(self, run_id: UUID, reason: str) -> None:
+    def __init__(self, run_id: UUID | str, reason: str) -> None:
         super().__init__("database_unreachable", full_stop(f"No answer of PostgreSQL about run {run_id}: {reason}"))
         self.run_id = run_id
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
 from leasehold.domain.errors import Invalid
+
+#: A program may give a new run an id of its own. By the clock of that program, the id was made at most this long ago,
+#: and its time is at most this far in the future.
+MAX_AGE, MAX_LEAD = timedelta(hours=24), timedelta(minutes=1)
+_TIMED_VERSION = 7  # the version of UUIDs that begin with a time
 
 
 def new_id() -> UUID:
@@ -31,6 +36,30 @@ def id_of(value: object) -> UUID:
     raise Invalid("invalid_id", f"The id of a run is a UUID or the text of one, not {repr(value)[:100]}.")
 
 
+def id_of_new_run(value: object) -> UUID:
+    """As `id_of`, for the id that a program gives to a new run. Raises Invalid `invalid_id` also for a UUID that is not
+    `is_recent`: jobs are listed in the order of their ids, and filters find jobs of a time by the times in their ids.
+    """
+    run_id = id_of(value)
+    if not is_recent(run_id):
+        hours = MAX_AGE // timedelta(hours=1)
+        raise Invalid(
+            "invalid_id",
+            f"The id of a new run is a UUIDv7 of the last {hours} hours, not {run_id}: uuid7() of uuid_utils.compat"
+            " makes one.",
+        )
+    return run_id
+
+
+def is_recent(value: UUID) -> bool:
+    """Whether the id is a UUIDv7 that was made at most MAX_AGE ago, and is at most MAX_LEAD ahead of the clock."""
+    try:
+        age = datetime.now(UTC) - instant_of(value)
+    except (ValueError, OverflowError):
+        return False
+    return -MAX_LEAD <= age <= MAX_AGE
+
+
 def id_of_instant(instant: datetime) -> UUID:
     """An id for comparisons with ids of rows. Ids that were made in an earlier millisecond than `instant` sort before
     this id; the order within a millisecond is random.
@@ -39,7 +68,9 @@ def id_of_instant(instant: datetime) -> UUID:
 
 
 def instant_of(row_id: UUID) -> datetime:
-    """The time at which a UUIDv7 was made, in whole milliseconds. Raises ValueError or OverflowError for most other
-    ids.
+    """The time at which a UUIDv7 was made, in whole milliseconds. Raises ValueError for a UUID of another version.
+    Raises ValueError or OverflowError for a time that a datetime cannot be.
     """
+    if row_id.version != _TIMED_VERSION:
+        raise ValueError(f"{row_id} has no time: it is no UUIDv7")
     return datetime.fromtimestamp((row_id.int >> 80) / 1000, UTC)

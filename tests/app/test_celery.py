@@ -16,15 +16,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import time_machine
+from pydantic import SecretStr
 
 import leasehold.celery
 from leasehold import App, TaskFailed
+from leasehold.app.calls import Call
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
+from leasehold.app.writing import write
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
 from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
@@ -33,14 +36,19 @@ from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.db.database import Connection
 from leasehold.domain.errors import (
+    Conflict,
     DeclarationError,
     Invalid,
     LeaseLost,
+    NotFound,
     ObjectExists,
     Permanent,
     Retryable,
     StoreUnavailable,
+    Unreachable,
 )
+from leasehold.domain.ids import is_recent, new_id
+from leasehold.embedded.ports import free_port
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
@@ -212,6 +220,75 @@ async def test_a_call_has_its_options(serve: Serve) -> None:
         assert (add(1, 2), shared("a")) == (3, "aa")
 
     await session(serve, program)
+
+
+@pytest.mark.parametrize("make", [uuid4, new_id, lambda: UUID(int=5), lambda: "order:17 ü", lambda: "k" * 64])
+async def test_a_task_id_may_be_any_text_and_is_the_id_everywhere(
+    serve: Serve, connection: Connection, make: Callable[[], object]
+) -> None:
+    task_id = make()
+
+    def program() -> None:
+        expected = str(task_id)
+        seen_before: Any = AsyncResult(task_id)  # type: ignore[arg-type]  # a text, too
+        assert (seen_before.state, seen_before.result) == ("PENDING", None)
+        with pytest.raises(NotFound, match="no such run"):
+            seen_before.revoke()
+        result = identified.apply_async(task_id=task_id)
+        assert result.id == result.get() == expected
+        assert seen == [(expected, 0), (expected, 1)]
+        found = app.AsyncResult(expected)
+        assert (found, found.get(), seen_before.get(), seen_before.state) == (result, expected, expected, "SUCCESS")
+        again = identified.apply_async(task_id=task_id, expires=60)
+        assert (again, again.get(), len(seen)) == (result, expected, 2)
+        with pytest.raises(Conflict):
+            add.apply_async((1, 2), task_id=task_id)
+
+    await session(serve, program)
+    ((run_id, params),) = await connection.fetch("SELECT id, params FROM job")
+    assert is_recent(run_id)
+    assert params.get("task_id", str(run_id)) == str(task_id)
+    assert ("task_id" in params) == (run_id != task_id)
+
+
+async def test_one_task_id_submitted_by_many_programs_at_once_is_one_run(connection: Connection) -> None:
+    task_id = str(uuid4())
+    submissions = (asyncio.to_thread(add.apply_async, (1, n), task_id=task_id) for n in range(8))
+    assert {result.id for result in await asyncio.gather(*submissions)} == {task_id}
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_a_run_whose_own_id_earlier_code_took_from_a_task_id_is_found_and_not_submitted_again(
+    connection: Connection,
+) -> None:
+    task_id = uuid4()
+    await write(connection, [Call(add.task, {"args": [1, 2], "kwargs": {}}, id=task_id)], "me", 60)
+
+    def program() -> None:
+        assert AsyncResult(task_id)._run.status() in ("pending", "queued")
+        assert add.apply_async((1, 2), task_id=str(task_id)).id == str(task_id)
+        AsyncResult(task_id).revoke()
+
+    await asyncio.to_thread(program)
+    assert [tuple(row) for row in await connection.fetch("SELECT id, status FROM job")] == [(task_id, "cancelled")]
+
+
+async def test_a_task_id_is_found_only_by_its_own_tenant(using: Callable[..., App]) -> None:
+    own, other = str(new_id()), str(uuid4())
+    for task_id in (own, other):
+        await asyncio.to_thread(add.apply_async, (1, 2), task_id=task_id)
+    await asyncio.to_thread(using, app.app, tenant="other")
+    for task_id in (own, other):
+        assert await asyncio.to_thread(app.find, task_id) is None
+    assert (await asyncio.to_thread(add.apply_async, (1, 2), task_id=other)).id == other
+    assert await asyncio.to_thread(app.find, other) is not None
+
+
+def test_a_task_id_is_not_pending_while_no_database_answers(using: Callable[..., App]) -> None:
+    using(app.app, database_url=SecretStr(f"postgresql://me@127.0.0.1:{free_port()}/x"), submit_seconds=0.3)
+    with pytest.raises(Unreachable, match="order 17") as unreachable:
+        _ = AsyncResult("order 17").state
+    assert unreachable.value.run_id == "order 17"
 
 
 async def test_a_bound_task_is_tried_again_and_gives_up_after_its_last_retry(serve: Serve) -> None:
@@ -476,16 +553,21 @@ def test_arguments_that_do_not_fit_raise_where_they_are_submitted() -> None:
         add.delay(1)
 
 
-def test_an_id_that_no_run_has_is_pending() -> None:
-    result = AsyncResult(uuid4())
+@pytest.mark.parametrize("task_id", [uuid4(), new_id(), "nobody's"])
+def test_an_id_that_no_run_has_is_pending(task_id: Any) -> None:
+    result = AsyncResult(task_id)
     assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
 
 
-def test_an_id_that_is_no_uuid_is_refused_where_it_is_given() -> None:
-    for call in (lambda: AsyncResult("abc"), lambda: add.apply_async((1, 2), task_id="abc")):
-        with pytest.raises(Invalid, match="is a UUID or the text of one, not 'abc'") as refused:
+@pytest.mark.parametrize("wrong", ["", "k" * 65, "nul \0", "half \ud800", 17, b"order"])
+def test_an_id_that_no_run_can_have_is_refused_where_it_is_given(wrong: Any) -> None:
+    for call in (lambda: AsyncResult(wrong), lambda: add.apply_async((1, 2), task_id=wrong)):
+        with pytest.raises(Invalid, match="A task_id is a text of 1 to 64 characters, not") as refused:
             call()
         assert refused.value.code == "invalid_id"
+
+
+def test_the_id_of_an_async_result_is_the_usual_text_of_a_uuid() -> None:
     given = uuid4()
     assert AsyncResult(str(given).upper()) == AsyncResult(given)
 

@@ -7,12 +7,15 @@ import json
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from leasehold import InvalidArguments, TaskFailed
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
 from leasehold.api.jobs.view import MAX_LINKS
+from leasehold.celery import Celery
+from leasehold.celery.apps import made_apps
 from leasehold.client import ApiError, AsyncClient
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import (
@@ -214,6 +217,44 @@ async def test_what_needs_the_database_is_refused_with_what_to_do(rows: Connecti
         with pytest.raises(TransactionRefused, match="over HTTP"):
             await shop.double.asubmit_in(rows, 1)
     assert await rows.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_task_id_of_celery_is_refused_and_found_over_http(
+    running: Running, key: str, rows: Connection, settings: Settings
+) -> None:
+    """What programs beside PostgreSQL have submitted is found by its task_id, too. That takes `jobs:read`."""
+    program = Celery("beside")
+
+    @program.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    def submit(*task_ids: str) -> list[str]:
+        program.app.use(settings.model_copy(update={"tenant": "acme"}))
+        results = [add.apply_async((1, 2), task_id=task_id) for task_id in task_ids]
+        return [*(result.id for result in results), add.delay(1, 2).id]
+
+    def read(ids: list[str], key: str) -> list[str]:
+        program.app.use_api(running.url, key, timeout=SECONDS)
+        with pytest.raises(Invalid, match="without task_id=") as refused:
+            add.apply_async((1, 2), task_id="x")
+        assert refused.value.code == "not_over_http"
+        return [program.AsyncResult(task_id).state for task_id in ids]
+
+    try:
+        own = str(new_id())
+        ids = await asyncio.to_thread(submit, own, str(uuid4()), 'order "17"\\: x')
+        for task_id in ids[:3]:
+            await asyncio.to_thread(program.AsyncResult(task_id).revoke)
+        expected = ["REVOKED", "REVOKED", "REVOKED", "PENDING"]
+        assert await asyncio.to_thread(read, [*ids, "nobody's", str(uuid4())], key) == [*expected, "PENDING", "PENDING"]
+        limited = await create_key(rows, tenant_id="acme", client_id="limited", scopes=(RUNS_READ, RUNS_WRITE))
+        assert await asyncio.to_thread(read, [own], limited.text) == ["REVOKED"]
+        with pytest.raises(Forbidden):
+            await asyncio.to_thread(read, [ids[1]], limited.text)
+    finally:
+        await asyncio.to_thread(program.app.close)
+        made_apps.remove(program)
 
 
 async def test_a_submission_whose_answer_was_lost_starts_one_run(running: Running, key: str, rows: Connection) -> None:

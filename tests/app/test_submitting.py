@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import time_machine
@@ -23,7 +23,7 @@ from leasehold.app.run import Run
 from leasehold.app.writing import write, write_plain
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Conflict, Invalid, NotFound, ObjectMissing, Unanswered, Unreachable
-from leasehold.domain.ids import new_id
+from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.embedded.ports import free_port
 from leasehold.settings import Settings
 from leasehold.transitions.workflows import signals
@@ -472,6 +472,22 @@ def test_what_is_no_id_is_refused_where_it_is_given(wrong: Any) -> None:
         with pytest.raises(Invalid, match="is a UUID") as refused:
             call()
         assert refused.value.code == "invalid_id"
+
+
+async def test_the_id_of_a_new_run_must_have_the_time_of_its_making(connection: Connection) -> None:
+    """Lists go by the times in ids, and bulk operations act on what lists find."""
+    yesterday = id_of_instant(datetime.now(UTC) - timedelta(hours=25))
+    ahead = id_of_instant(datetime.now(UTC) + timedelta(hours=1))
+    for wrong in (uuid4(), yesterday, ahead):
+        for call in (send_receipt.options, partial(send_receipt.submit, Order(id=1))):
+            with pytest.raises(Invalid, match="a UUIDv7 of the last 24 hours") as refused:
+                call(id=str(wrong))
+            assert refused.value.code == "invalid_id"
+        with pytest.raises(NotFound):  # a handle takes any: runs of earlier code may have it
+            await send_receipt.find(wrong).astatus()
+    hours_old = id_of_instant(datetime.now(UTC) - timedelta(hours=23))  # an outage lasted
+    assert (await send_receipt.asubmit(Order(id=1), id=hours_old)).id == hours_old
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
 
 
 async def test_many_are_written_together_in_order_or_not_at_all(connection: Connection, using: Using) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import httpx2
 import pytest
 
 from leasehold import App, Context
+from leasehold.app.calls import Call
 from leasehold.db.database import Connection, connect
 from leasehold.domain.ids import id_of_instant
 from leasehold.settings import Settings
@@ -63,6 +65,11 @@ async def reasons(client: httpx2.AsyncClient, job: UUID) -> list[dict[str, Any]]
     assert answer.status_code == 200, answer.text
     said: list[dict[str, Any]] = answer.json()["reasons"]
     return said
+
+
+def call_made(at: datetime, number: int) -> Call[int]:
+    """A call whose id is older than one that `submit` accepts."""
+    return replace(add.call(number), id=id_of_instant(at))
 
 
 async def put_off(rows: Connection, job: UUID) -> dict[str, Any]:
@@ -129,7 +136,8 @@ async def test_a_task_that_no_worker_knows_is_put_off_for_longer_the_older_its_j
         await workers.register(
             rows, uuid4(), host="h", pid=1, version="1", queues=["default"], handlers=["shop.add.run"]
         )
-    job = (await add.options(id=id_of_instant(datetime.now(UTC) - age)).asubmit(1)).id
+    (run,) = await add.asubmit_many([call_made(datetime.now(UTC) - age, 1)])
+    job = run.id
     async with working(settings, tmp_path, OLDER_SHOP):
         task = await put_off(rows, job)
     event = await rows.fetchrow("SELECT at FROM history WHERE job_id = $1 ORDER BY seq DESC LIMIT 1", job)
@@ -144,7 +152,7 @@ async def test_a_worker_that_gets_the_code_wakes_the_tasks_that_no_worker_knew_a
     """However far they were put off. A task that its own handler put off since then waits for its time."""
     old = datetime.now(UTC) - timedelta(days=2)
     async with working(settings, tmp_path / "older", OLDER_SHOP):
-        runs = [await add.options(id=id_of_instant(old + timedelta(seconds=n))).asubmit(n) for n in range(3)]
+        runs = await add.asubmit_many([call_made(old + timedelta(seconds=n), n) for n in range(3)])
         for run in runs:
             await put_off(rows, run.id)
     assert await rows.fetchval("SELECT count(*) FROM unknown_task") == 3

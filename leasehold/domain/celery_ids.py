@@ -1,0 +1,43 @@
+"""The ids that programs of Celery give to runs (`task_id`): any texts.
+
+The id of a new run must be a recent UUIDv7 (ids.py). So a run whose Celery id is any other text gets an id of its own,
+as any run does, and its Celery id as a tag (`TAG`).
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from leasehold.domain.errors import Invalid
+from leasehold.domain.ids import id_of, is_recent
+from leasehold.domain.storable import storable_text
+from leasehold.domain.tags import MAX_TAG_CHARACTERS
+
+#: The name of the tag.
+TAG = "celery_task_id"
+
+
+def celery_id_of(value: object) -> str:
+    """The Celery id as a text; that of a UUID in its usual form. Raises Invalid `invalid_id` for what is no UUID and
+    no text that a tag can have.
+    """
+    if (own_id := uuid_of(value)) is not None:
+        return str(own_id)
+    if isinstance(value, str) and 1 <= len(value) <= MAX_TAG_CHARACTERS and storable_text(value) == value:
+        return value
+    limit = MAX_TAG_CHARACTERS
+    raise Invalid("invalid_id", f"A task_id is a text of 1 to {limit} characters, not {repr(value)[:100]}.")
+
+
+def uuid_of(value: object) -> UUID | None:
+    """The value as a UUID; None if it is none."""
+    try:
+        return id_of(value)
+    except Invalid:
+        return None
+
+
+def run_id_in(celery_id: str) -> UUID | None:
+    """The Celery id as the id of a new run; None if the run needs an id of its own."""
+    own_id = uuid_of(celery_id)
+    return own_id if own_id is not None and is_recent(own_id) else None
