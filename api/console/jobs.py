@@ -135,26 +135,24 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
     scope = scope_of(services, caller, job_filter)
     if scope is None:  # the caller may read no jobs that match
         return 0
-    newest = max(ids, default=id_of_instant(now))  # an id begins with the instant of its job's creation
-    since = _created_at(newest)
+    made_until_now = [job_id for job_id in ids if _is_made_until(now, job_id)]
+    newest = max(made_until_now, default=id_of_instant(now))
+    since = instant_of(newest)  # an id begins with the instant of its job's creation
     if job_filter.created_after is not None:
         since = max(since, job_filter.created_after)
     listing = Listing(scope, replace(job_filter, created_after=since), max_read=_MAX_READ)
     async with services.pool.acquire() as connection:
         job_page = await job_lists.page(connection, listing, PAGE)
-    return len([row for row in job_page.rows if row["id"] > newest]) + job_page.has_more
+    newer = [row for row in job_page.rows if row["id"] > newest and row["id"] not in ids]
+    return len(newer) + job_page.has_more
 
 
-def _created_at(job_id: UUID) -> datetime:
-    """The instant in a job's id. Raises Invalid."""
+def _is_made_until(now: datetime, job_id: UUID) -> bool:
+    """Whether the id has a time, which is not after `now`. Any other id would hide all newer jobs from the count."""
     try:
-        return instant_of(job_id)
+        return instant_of(job_id) <= now
     except (ValueError, OverflowError):
-        raise _malformed_id() from None
-
-
-def _malformed_id() -> Invalid:
-    return Invalid("invalid_request", "A job's id is malformed.")
+        return False
 
 
 def _ids(texts: Sequence[str]) -> list[UUID]:
@@ -162,7 +160,7 @@ def _ids(texts: Sequence[str]) -> list[UUID]:
     try:
         return [UUID(text) for text in texts[:PAGE] if text]
     except ValueError:
-        raise _malformed_id() from None
+        raise Invalid("invalid_request", "A job's id is malformed.") from None
 
 
 def views_of(caller: Caller) -> list[tuple[str, str]]:

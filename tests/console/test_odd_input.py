@@ -23,7 +23,6 @@ NO_JOB = "01a1fb52-86fe-7471-a0ae-c754b8f77f84"
 @pytest.mark.parametrize(
     "path",
     [
-        "/jobs/fresh?shown=ffffffff-ffff-ffff-ffff-ffffffffffff",
         "/audit?since=0001-01-01T00:00:00%2B14:00",
         "/audit?until=9999-12-31T23:59:59-14:00",
     ],

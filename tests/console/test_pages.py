@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
+from leasehold import App
 from leasehold.api.console import findings, overview
 from leasehold.api.console import queues as pages
 from leasehold.api.fleet.health import Check
+from leasehold.app.calls import Call
+from leasehold.app.writing import write
 from leasehold.db import cell_reads, job_lists
 from leasehold.db.database import Connection, connected
-from leasehold.domain.ids import new_id
+from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.selfcheck import Finding as SelfCheck
 from leasehold.settings import Settings
 from leasehold.transitions import queues, workers
@@ -21,7 +25,13 @@ from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
 
+shop = App("shop")
 _ROW = re.compile(r'<tr id="job-([0-9a-f-]{36})" data-href')
+
+
+@shop.task
+def ordered(number: int) -> int:
+    return number
 
 
 async def test_a_filter_finds_and_an_error_points_at_its_character(person: MakePerson, maker: Maker) -> None:
@@ -120,6 +130,25 @@ async def test_a_refresh_keeps_the_rows_and_counts_newer_ones(
     assert ">1 newer</a>" in page
     await rows.execute("DELETE FROM job WHERE id = $1", first)
     assert f'<tr class="gone" id="job-{first}">' in await somebody.see(fresh)
+
+
+async def test_a_job_whose_id_has_no_time_or_a_time_ahead_hides_no_newer_job(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """Earlier code wrote any UUID that a program gave to a run, and the clock of a program may be wrong."""
+    somebody = await person()
+    first = await maker.make("run")
+    ahead = id_of_instant(datetime.now(UTC) + timedelta(hours=2))
+    odd = [UUID(int=first.int | 0xF << 124, version=4), UUID("ffffffff-ffff-7fff-bfff-ffffffffffff"), ahead]
+    await write(rows, [Call(ordered, {"number": 1}, id=job_id) for job_id in odd], "acme", 3600)
+    page = await somebody.see("/jobs")
+    assert set(_ROW.findall(page)) == {str(job_id) for job_id in (first, *odd)}
+    address = re.search(r'hx-get="/console([^"]*)"', page)
+    assert address is not None
+    fresh = address[1].replace("&amp;", "&")
+    assert "newer" not in await somebody.see(fresh)
+    await maker.make("run", scope="user", scope_id="2")
+    assert ">1 newer</a>" in await somebody.see(fresh)
 
 
 async def test_a_refresh_without_news_is_empty(person: MakePerson, maker: Maker) -> None:
