@@ -251,6 +251,22 @@ async def test_a_call_is_closed_once_neither_the_workflow_nor_its_end_needs_the_
     assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": [0]}
 
 
+async def test_a_bounded_number_of_calls_is_closed_at_once_and_whether_there_may_be_more_is_told(rows: Rows) -> None:
+    """Those that stay open, of a workflow that goes on, take no place of the others."""
+    runs = [await ended(rows) for _ in range(5)]
+    goes_on = await running(rows, *[result(n, run) for n, run in enumerate(runs)])
+    failed = await running(rows, *[start(n, run) for n, run in enumerate(runs)])
+    await fail(rows, failed)
+    closed = "SELECT count(*) FROM journal WHERE state = 'done'"
+    for is_more, count in ((True, 2), (True, 4), (False, 5), (False, 5)):
+        assert await children.close_calls(rows.connection, 2) == is_more
+        assert await rows.connection.fetchval(closed) == count
+    assert {row["state"] for row in (await journal(rows, goes_on)).values()} == {"open"}
+    last = await running(rows, start(0, runs[0]), start(1, runs[1]))
+    await fail(rows, last)
+    assert await children.close_calls(rows.connection, 2) is True, "there may be more"
+
+
 # --- the retry
 
 

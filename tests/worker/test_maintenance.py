@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import JOBS
 from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.runtime.duty_cycle import Pauses
 from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -45,6 +47,7 @@ from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.maintenance.takeover import Leadership, Takeover
 from tests.factories import ONE, SELDOM, Rows
 from tests.runs.work import pipelines as of_runs
+from tests.support.clock import Clock
 
 
 @dataclass
@@ -502,6 +505,43 @@ async def test_after_a_turn_that_was_full_of_workflows_or_of_their_runs_the_next
     else:
         states = {(await rows.job(run.job_id))["status"] for run in runs}
         assert states == {"cancel_requested"}
+
+
+async def test_the_duty_of_started_runs_takes_a_tenth_of_the_time_and_goes_on_at_once_while_calls_can_be_closed(
+    settings: Settings, pool: Pool, announcer: Announcer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its statements read all open calls of workflows: those of a million awaited runs take seconds."""
+    clock = Clock()
+    monkeypatch.setattr(all_duties, "Pauses", partial(Pauses, clock=clock))
+    monkeypatch.setattr(all_duties, "monotonic", clock)
+    duties = duties_with(settings.model_copy(update={"sweep_seconds": 60.0}), pool, announcer)
+    await turn_of(duties, "takeover")
+    began: list[float] = []
+    seconds, has_more = 0.25, False
+
+    async def close_calls(_connection: object) -> bool:
+        began.append(clock.now)
+        clock.now += seconds
+        return has_more
+
+    async def turns_within(passed: float) -> list[float]:
+        """The pauses between the turns that did anything."""
+        began.clear()
+        until = clock.now + passed
+        while clock.now < until:
+            assert await turn_of(duties, children.DUTY) in (None, 0.0)
+            clock.now += 0.5
+        return [after - before - seconds for before, after in pairwise(began)]
+
+    monkeypatch.setattr(children, "close_calls", close_calls)
+    assert (await turns_within(10))[:3] == [0.5, 2.5, 2.5]
+    seconds = 5.0
+    assert (await turns_within(60))[-1] == 8.0
+    seconds, has_more = 0.25, True
+    clock.now += 10
+    began.clear()
+    assert [await turn_of(duties, children.DUTY) for _ in range(3)] == [0.0] * 3
+    assert len(began) == 3
 
 
 async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Duties, heard: Heard, rows: Rows) -> None:

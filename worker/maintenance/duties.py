@@ -57,6 +57,9 @@ _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next one follows
 #: immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
+#: The largest share of the time that the duty of started runs takes, except that it runs at least once in
+#: LATEST_SECONDS. Workflows wait for it.
+_MAX_BUSY_WITH_RUNS = 1 / 10
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
 #: How many connections the frequent duties share, and how many the housekeeping duties share.
@@ -101,6 +104,7 @@ class Duties:
         self._took_over_at = monotonic()
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
+        self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping = Housekeeping(settings, _shared(pool, _HOUSEKEEPING_CONNECTIONS), store, kinds)
 
@@ -190,15 +194,25 @@ class Duties:
         return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 
     async def _follow_children(self) -> float | None:
-        """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
+        """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed. The
+        statements read all open calls of workflows: so the slower they are, the longer this duty pauses. Returns 0,
+        which means another turn immediately, if there is more to do.
+        """
+        if not self._started_run_pauses.due:
+            return None
         async with self._frequent_connection() as connection:
+            began = monotonic()
             wakes = await children.wake_waiting(connection, _JOBS_AT_ONCE)
             self._announcer.announce(wakes)
             ended, hints, has_more = await children.cancel_orphans(connection, _JOBS_AT_ONCE)
             count_ended_jobs(ended)
             self._announcer.announce(hints)
-            await children.close_calls(connection)
-        return 0.0 if has_more or len(wakes) == _JOBS_AT_ONCE else None
+            has_more |= await children.close_calls(connection)
+        self._started_run_pauses.done(began)
+        if has_more or len(wakes) == _JOBS_AT_ONCE:
+            self._started_run_pauses.forget()
+            return 0.0
+        return None
 
     async def _end_late_steps(self) -> None:
         """End steps of external workers that run longer than their time limit. The query reads all running tasks: so

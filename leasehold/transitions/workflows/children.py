@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
-from leasehold.db.database import Connection, unindexed
+from leasehold.db.database import Connection, row_count, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.telemetry.duties import counted
@@ -159,23 +159,30 @@ LIMIT $1
 # a failed run gets a mark: a row of a detached run, which must stay closed, has none. REPLAY may be under way: the lock
 # makes this statement leave out such a workflow. Otherwise it would close the rows after REPLAY, because it has read
 # that the workflow has failed.
+# $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE.
 _CLOSE = f"""
 -- workflow_children_close
-UPDATE journal e
-SET state = 'done', value = CASE WHEN e.kind = 'start' AND child.status = 'failed' THEN {CLOSED} ELSE e.value END
-FROM job child, job parent
-WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
-  AND CASE WHEN parent.status = 'succeeded' THEN true
-           WHEN child.finished_at IS NULL THEN false
-           WHEN parent.status = 'failed' THEN EXISTS (
-               SELECT FROM job p WHERE p.id = e.job_id AND {unindexed("p.status = 'failed'")} FOR SHARE SKIP LOCKED)
-           ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
+WITH closable AS (
+    SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND child.status = 'failed' AS is_marked
+    FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
+    WHERE e.kind IN ('start', 'result') AND e.state = 'open'
+      AND CASE WHEN parent.status = 'succeeded' THEN true
+               WHEN child.finished_at IS NULL THEN false
+               WHEN parent.status = 'failed' THEN EXISTS (
+                   SELECT FROM job p WHERE p.id = e.job_id AND {unindexed("p.status = 'failed'")} FOR SHARE SKIP LOCKED)
+               ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
+    LIMIT $1 FOR NO KEY UPDATE OF e
+)
+UPDATE journal e SET state = 'done', value = CASE WHEN c.is_marked THEN {CLOSED} ELSE e.value END
+FROM closable c WHERE e.job_id = c.job_id AND e.branch = c.branch AND e.number = c.number
 """
 
 
-async def close_calls(connection: Connection) -> None:
-    """open -> done, for calls whose run has ended, or whose workflow no longer needs the run."""
-    await connection.execute(_CLOSE)
+async def close_calls(connection: Connection, limit: int = 5000) -> bool:
+    """open -> done, for at most `limit` calls whose run has ended, or whose workflow no longer needs the run. Returns
+    whether more may have to be closed.
+    """
+    return row_count(await connection.execute(_CLOSE, limit)) >= limit
 
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement], bool]:

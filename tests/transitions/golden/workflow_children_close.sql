@@ -1,10 +1,14 @@
 -- workflow_children_close
-UPDATE journal e
-SET state = 'done', value = CASE WHEN e.kind = 'start' AND child.status = 'failed' THEN '{"closed": true}'::jsonb ELSE e.value END
-FROM job child, job parent
-WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
-  AND CASE WHEN parent.status = 'succeeded' THEN true
-           WHEN child.finished_at IS NULL THEN false
-           WHEN parent.status = 'failed' THEN EXISTS (
-               SELECT FROM job p WHERE p.id = e.job_id AND CASE WHEN p.status = 'failed' THEN true ELSE false END FOR SHARE SKIP LOCKED)
-           ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
+WITH closable AS (
+    SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND child.status = 'failed' AS is_marked
+    FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
+    WHERE e.kind IN ('start', 'result') AND e.state = 'open'
+      AND CASE WHEN parent.status = 'succeeded' THEN true
+               WHEN child.finished_at IS NULL THEN false
+               WHEN parent.status = 'failed' THEN EXISTS (
+                   SELECT FROM job p WHERE p.id = e.job_id AND CASE WHEN p.status = 'failed' THEN true ELSE false END FOR SHARE SKIP LOCKED)
+               ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
+    LIMIT $1 FOR NO KEY UPDATE OF e
+)
+UPDATE journal e SET state = 'done', value = CASE WHEN c.is_marked THEN '{"closed": true}'::jsonb ELSE e.value END
+FROM closable c WHERE e.job_id = c.job_id AND e.branch = c.branch AND e.number = c.number
