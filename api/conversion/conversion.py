@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.api.auth.audit import AuditedRequire
 from leasehold.api.auth.audit import record as record_act
 from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
-from leasehold.api.conversion.rates import check_rate
+from leasehold.api.conversion.rates import check_rate, check_rate_once
 from leasehold.api.conversion.upload import (
     FORM,
     MAX_BYTES,
@@ -379,7 +379,7 @@ async def list_conversions(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     services = services_of(request)
-    response.headers.update(await check_rate(services, caller, "reads"))
+    response.headers.update(await check_rate_once(request, services, caller, "reads"))
     before, states = id_of_cursor(cursor), None if status is None else STATES[status]
     async with services.pool.acquire() as connection:
         rows, total = await conversions.newest(

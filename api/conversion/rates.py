@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fastapi import Request
+
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.replica_reads import on_primary
 from leasehold.api.process.services import Services
 from leasehold.domain.errors import TooMany
 from leasehold.limits import rates
+
+
+async def check_rate_once(
+    request: Request, services: Services, caller: Caller, operation: Literal["posts", "reads"]
+) -> dict[str, str]:
+    """As `check_rate`, but charges a request only at the first call: an endpoint that may read from a standby runs
+    again on the primary if the standby fails.
+    """
+    state = request.scope.setdefault("state", {})
+    if "conversion_rate" not in state:
+        state["conversion_rate"] = await check_rate(services, caller, operation)
+    rate_fields: dict[str, str] = state["conversion_rate"]
+    return rate_fields
 
 
 async def check_rate(services: Services, caller: Caller, operation: Literal["posts", "reads"]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.services import services_of
 from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy, ReplicaUnusable
+from leasehold.domain.errors import NotFound
 from leasehold.runtime.transient import may_try_again
 
 #: The header with the greatest possible age of the answer, in seconds. An answer without the header is from the
@@ -46,8 +47,8 @@ def is_marked(endpoint: Callable[..., Any] | None) -> bool:
 
 def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
     """The handler for a route. If the endpoint is not marked, this is `handler` itself. If it is marked, this is a new
-    handler, which runs `handler` on the standby while the standby serves. If the standby fails, or cannot run a
-    statement, the new handler runs `handler` again on the primary.
+    handler, which runs `handler` on the standby while the standby serves. If the standby fails, cannot run a statement,
+    or does not have the object that the request names, the new handler runs `handler` again on the primary.
     """
     if not is_marked(endpoint):
         return handler
@@ -77,11 +78,13 @@ def _demands_primary(request: Request) -> bool:
 
 
 async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads) -> Response | None:
-    """The answer from the standby. None: the standby failed, and the primary must answer."""
+    """The answer from the standby. None: the standby failed or lacks the object, and the primary must answer."""
     with reads.reading() as reading:
         try:
             response = await handler(request)
         except ReplicaBusy:
+            return None
+        except NotFound:  # the standby may not have the object yet: the primary knows
             return None
         except STANDBY_FAILED as error:
             # If the error shows that the standby is unusable, `leave` sends all reads to the primary for some seconds.

@@ -40,7 +40,8 @@ SERVES = gauge("replica_serves", "1 while reads go to the standby; 0 while they 
 READS = counter(
     "replica_reads_total",
     "Reads that may be stale. standby: it answered; primary: the standby was away or too far behind; repeated: the "
-    "standby failed during the read, so the primary answered; fresh: the client wanted no stale answer",
+    "standby failed during the read or lacked what it was asked for, so the primary answered; fresh: the client wanted "
+    "no stale answer",
     ["part", "server"],
 )
 #: The values of the label `part`: reads of the API's requests, and reads of the exporter.

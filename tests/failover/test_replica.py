@@ -29,11 +29,13 @@ from leasehold.api.auth.security import JOBS_READ, OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.may_read_standby import LAG_HEADER, is_marked, may_read_standby
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.replica_reads import Reading
 from leasehold.api.process.services import services_of
 from leasehold.db.database import Connection, connected
-from leasehold.db.replica import EXPORTER, REQUESTS, Replica, ReplicaUnusable, open_replica
+from leasehold.db.replica import EXPORTER, REQUESTS, Replica, ReplicaBusy, ReplicaUnusable, open_replica
 from leasehold.embedded.postgres import Postgres
 from leasehold.exporter.exporter import Exporter
+from leasehold.limits import rates
 from leasehold.pipelines import SHIPPED
 from leasehold.security.credentials import create_key
 from leasehold.security.roles import roles_of
@@ -537,6 +539,49 @@ async def test_a_migration_that_the_standby_has_not_replayed_yet_breaks_no_list(
         assert LAG_HEADER not in answer.headers
         assert replica_of(running).serves  # for what it has
         await rows.execute("DROP TABLE made_late")
+
+
+async def test_what_the_standby_does_not_have_yet_is_there(cluster: Cluster, rows: Connection) -> None:
+    """Somebody has just made a webhook, and looks for its deliveries. What the primary lacks, too, is missing."""
+    async with listing(cluster, rows, egress_allow="127.0.0.0/8") as (_, http):
+        await http.post("/console/sign-in", data={"key": http.headers["Authorization"].removeprefix("Bearer ")})
+        http.cookies.delete("leasehold_fresh")
+        async with paused(cluster.standby):
+            made = await http.post("/v1/webhooks", json={"url": "http://127.0.0.1/hook"})
+            assert made.status_code == 201, made.text
+            for path in (f"/v1/webhooks/{made.json()['id']}/deliveries", f"/console/webhooks/{made.json()['id']}"):
+                repeated = reads("repeated")
+                answer = await http.get(path)
+                assert answer.status_code == 200, (path, answer.text)
+                assert LAG_HEADER not in answer.headers
+                assert reads("repeated") == repeated + 1
+            missing = await http.get(f"/v1/webhooks/{NO_ID}/deliveries")
+            assert (missing.status_code, missing.json()["code"]) == (404, "webhook_not_found")
+
+
+async def test_a_list_that_the_primary_answers_again_is_charged_once(
+    cluster: Cluster, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged, take = [], rates.take
+
+    async def counted(connection: Connection, key: str, per_minute: int) -> Any:
+        charged.append(key)
+        return await take(connection, key, per_minute)
+
+    def busy(_self: Reading, _tenant_id: str) -> Any:
+        raise ReplicaBusy("too many requests wait for it")
+
+    monkeypatch.setattr(rates, "take", counted)
+    monkeypatch.setattr(Reading, "lend", busy)
+    async with listing(cluster, rows) as (_, http):
+        repeated = reads("repeated")
+        answer = await http.get("/api/v1/jobs")
+        assert answer.status_code == 200, answer.text
+        assert reads("repeated") == repeated + 1
+        assert "r=" in answer.headers["RateLimit"]
+        assert len(charged) == 1
+        await http.get("/api/v1/jobs")
+        assert len(charged) == 2, "each request"
 
 
 async def test_a_standby_that_is_busy_is_not_away(cluster: Cluster, rows: Connection) -> None:
