@@ -73,7 +73,7 @@ _ORDERING = {
     "status_code": 202,
     "response_model": GenerationAccepted,
     "responses": problems({
-        HTTPStatus.CONFLICT: "`task_id_reused`, `idempotency_key_in_flight`",
+        HTTPStatus.CONFLICT: "`task_id_reused`, `result_consumed`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_provider`, `provider_not_configured`, `credential_missing`, "
         f"`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,

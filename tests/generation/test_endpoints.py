@@ -139,6 +139,17 @@ async def test_a_result_is_kept_until_it_is_consumed(client: Client, worker: Wor
     assert (await client.look(task))["status_text"] == "unknown"
 
 
+async def test_an_order_whose_result_was_consumed_is_not_accepted_again(client: Client, worker: Worker) -> None:
+    """Its repetition got 202, and each query after that `unknown`."""
+    await client.ordered("a bird", task_id="mine")
+    await client.ended("mine")
+    assert (await client.order("a bird", task_id="mine")).status_code == 202
+    assert (await client.look("mine", consume=True))["status_text"] == "completed"
+    problem(await client.order("a bird", task_id="mine"), 409, "result_consumed")
+    problem(await client.order("another bird", task_id="mine"), 409, "task_id_reused")
+    assert (await client.order("a bird", task_id="another")).status_code == 202
+
+
 async def test_consuming_takes_nothing_that_is_not_finished(client: Client, worker: Worker) -> None:
     task = await client.ordered("a slow bird #never")
     await client.until(task, "polling")

@@ -70,7 +70,8 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
     """Write the job and the row of its generation. A UUID: the same order exists already, with this job, and nothing is
     written.
 
-    Raises Conflict `task_id_reused` if the task_id belongs to a different order.
+    Raises Conflict `task_id_reused` if the task_id belongs to a different order, and Conflict `result_consumed` if a
+    client has consumed the result of the same order: nobody can read it any more.
     """
     while True:
         try:
@@ -86,20 +87,21 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
                 raise
         else:
             return submitted
-        job_id = await existing_order(connection, new)  # raises Conflict if the task_id belongs to a different order
+        job_id = await existing_order(connection, new)  # raises Conflict as this function does
         if job_id is not None:
             return job_id
         # The job of that order was deleted or has expired: its task_id is free again.
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
-    """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does.
+    """The job of the same order, if it exists already. Raises Conflict as `create` does.
 
     A deleted or expired job does not count. If its rows still exist, this function makes its task_id free again.
     """
     row = await connection.fetchrow(
-        "SELECT g.job_id, g.request_hash, j.keep_seconds = 0 OR coalesce(j.expires_at <= clock_timestamp(), false)"
-        " AS is_gone FROM generation g JOIN job j ON j.id = g.job_id WHERE g.tenant_id = $1 AND g.task_id = $2",
+        "SELECT g.job_id, g.request_hash, g.consumed_at,"
+        " j.keep_seconds = 0 OR coalesce(j.expires_at <= clock_timestamp(), false) AS is_gone"
+        " FROM generation g JOIN job j ON j.id = g.job_id WHERE g.tenant_id = $1 AND g.task_id = $2",
         new.job.tenant_id,
         new.task_id,
     )
@@ -111,6 +113,10 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
         return None
     if row["request_hash"] != new.request_hash:
         raise Conflict("task_id_reused", "Another generation has this task_id.")
+    if row["consumed_at"] is not None:
+        raise Conflict(
+            "result_consumed", "This order was made, and its result was consumed. To order again, use another task_id."
+        )
     job_id: UUID = row["job_id"]
     return job_id
 
