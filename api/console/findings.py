@@ -28,7 +28,8 @@ from leasehold.transitions.jobs import EXTERNAL
 #: is at least 20 tasks), and at _MAX_LETTERS dead letters (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. Unsettled
-#: orders are searched in the _MAX_SEARCHED newest failed jobs of each error code, and counted up to _MAX_UNSETTLED.
+#: orders are searched in the _MAX_SEARCHED newest jobs with an error of each pipeline, and as many cancelled ones, and
+#: counted up to _MAX_UNSETTLED.
 #: Steps on which no external worker works are counted up to the same number.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
@@ -204,11 +205,10 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     findings.
     """
     findings = []
-    # The failures after which an order is unsettled, each by its pipeline, step and error code.
-    failures_for_people = to_be_settled_by_people(services, caller, caller.tenant_id)
-    if failures_for_people:
+    ordering = to_be_settled_by_people(services, caller, caller.tenant_id)
+    if ordering:
         orders, searched_to = await unsettled.orders(
-            connection, caller.tenant_id, failures_for_people, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
+            connection, caller.tenant_id, ordering, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
         )
         has_more = searched_to is not None
         if_one = f"The outcome of {_at_least('one order', has_more=has_more)} is unknown."

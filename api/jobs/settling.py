@@ -1,5 +1,6 @@
-"""Settles the order of a failed job. An order is a step's request to a provider; here its outcome is unknown. A person
-decides: adopt the order, order again, or give up the order. The endpoints in `unsettled` and the console call `settle`.
+"""Settles the order of a job that has ended. An order is a step's request to a provider; here its outcome is unknown. A
+person decides: adopt the order, order again, or give up the order. A cancelled or expired job does not run again: the
+order that it adopts is withdrawn. The endpoints in `unsettled` and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -15,6 +16,7 @@ from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.domain.sentences import to_the_second
+from leasehold.domain.states import JobState
 from leasehold.kinds.job_kinds import UnknownOrders
 from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
@@ -62,7 +64,7 @@ async def _write_settlement(
     adopted the order. Raises Invalid if the order cannot be adopted.
     """
     caller = access.acting_caller
-    step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
+    step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.intent)
     if step is not None:
         system = _system_of_adopted_order(services, access, orders, step) if body.action == "adopt" else None
         if await resolving.write(
@@ -119,16 +121,43 @@ async def _adopt_or_repeat(
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun:
-    """Let the failed job go on: with the adopted order as the result of its step, or by ordering again."""
+    """Let the failed job go on: with the adopted order as the result of its step, or by ordering again. Raises Conflict
+    if the job cannot go on.
+    """
+    if step.job_status is not JobState.FAILED:
+        return await _withdraw_adopted(services, connection, access, orders, step, body)
     if body.action == "adopt":
         assert body.ref is not None
         value = orders.adopted(body.ref, step.note)
-        await resolve(
-            connection, access.id, access.acting_caller.tenant_id, orders.step, value, access.acting_caller.client_id
-        )
+        tenant_id, client_id = access.acting_caller.tenant_id, access.acting_caller.client_id
+        if not await resolve(connection, access.id, tenant_id, orders.step, value, client_id):
+            raise _cannot_go_on(step)
     else:
         await resolving.forget_note(connection, step)  # without the note, the step orders again
     effects = await revive(services.actions, connection, access.target, None)  # None: only a run has a template
     if effects is None:  # roll back the settlement
         raise _nothing_to_settle(access)
     return effects
+
+
+async def _withdraw_adopted(
+    services: Services,
+    connection: Connection,
+    access: JobAccess,
+    orders: UnknownOrders,
+    step: Unresolved,
+    body: SettleRequest,
+) -> CreatedRun:
+    """Record the adopted order of a cancelled or expired job, and let the kind withdraw it at the provider, as it does
+    with the orders of such jobs whose id it knows.
+    """
+    after_cancel = access.kind.operations.after_cancel
+    if body.ref is None or after_cancel is None:
+        raise _cannot_go_on(step)
+    await resolving.record(connection, step, orders.adopted(body.ref, step.note))
+    hints = await after_cancel(connection, services.settings, access.id, access.acting_caller.tenant_id)
+    return CreatedRun(access.id, hints, ())
+
+
+def _cannot_go_on(step: Unresolved) -> Conflict:
+    return Conflict("resource_invalid_state", f"The job is {step.job_status}: it cannot go on.")

@@ -39,13 +39,13 @@ _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
     "/unsettled",
     operation_id="listUnsettled",
     summary="List what only a person can settle, newest first",
-    description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
-    "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
-    "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: webhooks that the platform "
-    "disabled. `schedules`: schedules that the platform paused; only a key with `runs:read` gets them. A page of "
-    "`orders` searches 10,000 failed jobs of each error code, a page of `approvals` 10,000 unfinished jobs, and a page "
-    "of `external` 10,000 unfinished jobs with external steps. So a page of these may have fewer items than `limit` "
-    "although there is a next page: `next_cursor` tells.",
+    description="`orders`: failed, expired and cancelled jobs that sent an order whose outcome is unknown, with what "
+    "was sent, when and to whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no "
+    "external worker has claimed, or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: "
+    "webhooks that the platform disabled. `schedules`: schedules that the platform paused; only a key with `runs:read` "
+    "gets them. A page of `orders` searches 10,000 failed and expired jobs of each pipeline and 10,000 cancelled jobs, "
+    "a page of `approvals` 10,000 unfinished jobs, and a page of `external` 10,000 unfinished jobs with external "
+    "steps. So a page of these may have fewer items than `limit` although there is a next page: `next_cursor` tells.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -85,16 +85,15 @@ async def read_unsettled(
 
 
 def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """The failures after which only a person can settle the order: the pipeline, step and error code of each. Failures
-    of kinds that the caller may not read are left out. `unknown_orders`: how people settle the orders of a kind; None:
-    the kind has no orders.
+    """The steps whose orders people may have to settle, each by its pipeline, its name and the member of its note that
+    records the order. Kinds that the caller may not read are left out. `unknown_orders`: how people settle the orders
+    of a kind; None: the kind has no orders.
     """
     kinds = services.job_kinds
     return [
-        (pipeline, orders.step, code)
+        (pipeline, orders.step, orders.intent)
         for pipeline in kinds.permitted_jobs(tenant_id, caller.scopes, write=False).pipelines
         if (orders := kinds.of(pipeline, is_run=False).operations.unknown_orders) is not None
-        for code in orders.codes
     ]
 
 
@@ -102,19 +101,20 @@ async def _read_orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     kinds = services.job_kinds
-    steps_and_codes = to_be_settled_by_people(services, caller, tenant_id)
-    if not steps_and_codes:
+    ordering = to_be_settled_by_people(services, caller, tenant_id)
+    if not ordering:
         return [], None
-    rows, next_id = await unsettled.orders(connection, tenant_id, steps_and_codes, before, limit)
+    rows, next_id = await unsettled.orders(connection, tenant_id, ordering, before, limit)
     items = []
     for row in rows:
         kind = kinds.of(row["pipeline"], is_run=False)
         assert kind.operations.unknown_orders is not None
         # `note`: what the step wrote down before it sent the order.
-        sent_order = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
+        sent_order = kind.operations.unknown_orders.sent(row["params"], row["note"], row["job_id"])
+        because = "The job was cancelled." if row["error"] is None else row["error"]["message"]
         items.append({
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
-            "because": row["error"]["message"], "system": sent_order.system,
+            "because": because, "system": sent_order.system,
             "sent_at": sent_order.at, "sent": sent_order.what,
         })  # fmt: skip
     return items, next_id
@@ -194,8 +194,9 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
     operation_id="settleJob",
     summary="Settle an order whose outcome is unknown",
     description="`adopt`: the order arrived, and `ref` is its id at the provider: the job goes on with this order. "
-    "`again`: order once more. `give_up`: the job stays failed, and is listed no more. If two requests settle the same "
-    "order, the first decides; the problem of the second names the person and the decision.",
+    "`again`: order once more. `give_up`: the job stays as it is, and is listed no more. An expired or cancelled job "
+    "does not run again: `again` is refused, and after `adopt` the order is withdrawn at the provider. If two requests "
+    "settle the same order, the first decides; the problem of the second names the person and the decision.",
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has adopted this order; "

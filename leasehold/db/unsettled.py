@@ -11,37 +11,51 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: The most jobs of a tenant that a page searches: failed jobs of each code, or unfinished jobs.
+#: The most jobs of a tenant that a page searches: jobs with an error of each pipeline, cancelled jobs, or unfinished
+#: jobs.
 MAX_SEARCHED = 10_000
 
-# Failed jobs that a person must settle. `failure_kind`: the failures that only a person can settle, each a pipeline
-# $3[n], a step $4[n] and a code $5[n]. $1 tenant, $2 the last job of the previous page, $6 the most rows.
-# `searched_job`: the newest $7 failed jobs of each code, found by the index of failed jobs by code. If a code has $7
-# such jobs, its search ends early, at the oldest of them. `search_end`: the newest job at which the search of a code
-# ended early. This page has no job, of any code, that is older than `search_end`: such jobs are on a later page.
-_ORDERS = """
+#: SQL condition, to be formatted: the job `j` has ended without success, and nobody knows whether its step `t` has
+#: ordered something. The step's note `n` has the member `{intent}`, with which the step records that it is about to
+#: order. A step that a workflow started (`contained`) is the workflow's affair.
+IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN ('failed', 'cancelled', 'skipped')
+      AND NOT t.contained AND n.value ? {intent}
+      AND (j.expires_at IS NULL OR j.expires_at > {now})"""
+
+# Jobs whose order a person must settle. `ordering`: the steps that order, each a pipeline $3[n], a step $4[n] and the
+# member $5[n] of the step's note, as in IS_UNKNOWN. $1 tenant, $2 the last job of the previous page, $6 the most rows.
+# `searched_job`: the newest $7 jobs with an error of each pipeline, and the newest $7 cancelled jobs of all pipelines
+# (a cancelled job has no error). If one of these searches finds $7 jobs, it ends early, at the oldest of them.
+# `search_end`: the newest job at which a search ended early. This page has no job that is older than `search_end`: such
+# jobs are on a later page.
+_ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
-    SELECT failed_job.id, searched_code.code
-    FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS codes(code)) AS searched_code
+    SELECT failed_job.id, searched_pipeline.name AS search
+    FROM (SELECT DISTINCT name FROM unnest($3::text[]) AS pipelines(name)) AS searched_pipeline
     CROSS JOIN LATERAL (
         SELECT j.id FROM job j
-        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
-          AND j.error ->> 'code' = searched_code.code
+        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL
+          AND j.pipeline = searched_pipeline.name
         ORDER BY j.id DESC LIMIT $7) AS failed_job
+    UNION ALL
+    SELECT cancelled_job.id, NULL FROM (
+        SELECT j.id FROM job j
+        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.cancel IS NOT NULL AND j.error IS NULL
+        ORDER BY j.id DESC LIMIT $7) AS cancelled_job
 ), search_end AS (
-    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched_job)
-              AS numbered
+    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY search ORDER BY id DESC) AS nth
+                            FROM searched_job) AS numbered
             WHERE nth = $7 ORDER BY id DESC LIMIT 1) AS id
 )
 SELECT search_end.id AS searched_to, failed_order.* FROM search_end LEFT JOIN LATERAL (
     SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
     FROM searched_job JOIN job j ON j.id = searched_job.id
-    JOIN unnest($3::text[], $4::text[], $5::text[]) AS failure_kind(pipeline, step, code)
-      ON failure_kind.pipeline = j.pipeline AND j.error ->> 'code' = failure_kind.code
-    JOIN task t ON t.job_id = j.id AND t.step = failure_kind.step AND t.status = 'failed'
-    LEFT JOIN note n ON n.task_id = t.id
-    WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
+    JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
+      ON ordering.pipeline = j.pipeline
+    JOIN task t ON t.job_id = j.id AND t.step = ordering.step
+    JOIN note n ON n.task_id = t.id
+    WHERE {IS_UNKNOWN.format(intent="ordering.intent", now="statement_timestamp()")}
       AND (search_end.id IS NULL OR j.id >= search_end.id)
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
     ORDER BY j.id DESC LIMIT $6) AS failed_order ON true
@@ -124,19 +138,19 @@ ORDER BY id DESC LIMIT $3
 async def orders(
     connection: Connection,
     tenant_id: str,
-    settled_by_people: Sequence[tuple[str, str, str]],
+    ordering: Sequence[tuple[str, str, str]],
     before: UUID | None,
     limit: int,
     max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
-    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: the pipeline, step and code of
-    the failures that only a person can settle; at least one. A page searches at most `max_searched` failed jobs of each
-    code. The second value is the last job that the page covers: the next page continues there. None: this is the last
-    page.
+    """Ended jobs whose order has an unknown outcome, newest first. `ordering`: the steps that order, each by its
+    pipeline, its name and the member of its note that records the order; at least one. A page searches at most
+    `max_searched` jobs with an error of each pipeline, and as many cancelled jobs. The second value is the last job
+    that the page covers: the next page continues there. None: this is the last page.
     """
-    pipelines, steps, codes = zip(*settled_by_people, strict=True)
+    pipelines, steps, intents = zip(*ordering, strict=True)
     rows = await connection.fetch(
-        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, max_searched
+        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(intents), limit + 1, max_searched
     )
     return _page_of(rows, limit, "job_id")
 

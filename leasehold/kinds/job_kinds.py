@@ -50,8 +50,8 @@ class RetryTerms:
     limits: Sequence[ConcurrencyLimit] = ()
 
 
-#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
-#: due tasks) to publish after the commit.
+#: Called with (connection, settings, job id, tenant) in the transaction of a cancel, and in the transaction in which a
+#: cancelled or expired job adopts its order. Returns the hints (messages about due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
@@ -73,20 +73,24 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
-    """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted the order.
-    A person who finds the order in the other system lets the job adopt the order by its id.
+    """How people settle jobs with an unknown order: the job has ended without success, and nobody knows whether the
+    other system accepted the order. A person who finds the order in the other system lets the job adopt the order by
+    its id.
 
     `step`: the step that sends the order. It should need no other step. Otherwise a retry from an earlier step would
-    delete the note of `step` (what its attempts store for later attempts), and `step` could order twice. `codes`: the
-    error codes of such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the
-    value with which `step` succeeds. Another step must need `step`: it continues with this value. `adoptable(opened,
-    parameters)` returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens`
-    has opened. `is_of_installation(parameters)` returns whether the job ordered with the installation's own account.
-    Jobs of other tenants use this account, too, so only one job of all tenants can adopt such an order.
+    delete the note of `step` (what its attempts store for later attempts), and `step` could order twice. `intent`: the
+    member of that note with which `step` records that it is about to order. The member must stay until an attempt knows
+    that nothing was ordered: it makes the order an unknown one, whatever the job's error is. `sent(parameters, note,
+    job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step` succeeds. Another step
+    must need `step`: it continues with this value. (A cancelled or expired job does not: its `after_cancel` withdraws
+    the order.) `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened`
+    is the object that `Kind.opens` has opened. `is_of_installation(parameters)` returns whether the job ordered with
+    the installation's own account. Jobs of other tenants use this account, too, so only one job of all tenants can
+    adopt such an order.
     """
 
     step: str
-    codes: tuple[str, ...]
+    intent: str
     sent: Callable[[Mapping[str, Any], Mapping[str, Any], UUID], SentOrder]
     adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
     adoptable: Callable[[Any, Mapping[str, Any]], bool]

@@ -14,8 +14,8 @@ from leasehold.db import job_reads, overview_reads, run_reads, unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.pipelines.webhooks.pipeline import webhooks as delivery_pipeline
-from leasehold.transitions import concurrency
-from leasehold.transitions.jobs import NewJob, submit
+from leasehold.transitions import concurrency, notes, settlements, sweeps
+from leasehold.transitions.jobs import NewJob, request_cancel, submit
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
@@ -130,11 +130,11 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     person: MakePerson, maker: Maker, rows: Connection, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        await maker.fail(await maker.make("generation"), "submit_outcome_unknown")
+        await maker.lose_order(await maker.make("generation"))
     ((pipeline, step),) = await rows.fetch(
         "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
     )
-    by_people = [(pipeline, step, "submit_outcome_unknown"), (pipeline, step, "another_code")]
+    by_people = [(pipeline, step, "asked_at"), ("another", step, "asked_at")]
     found, following = await unsettled.orders(rows, "acme", by_people, None, 10)
     assert len(found) == 3
     assert following is None
@@ -223,11 +223,24 @@ async def test_the_pages_of_silent_steps_find_each_one_however_many_newer_jobs_a
 async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searches(
     maker: Maker, rows: Connection
 ) -> None:
-    """Of each code one job a page is searched; one of three has been settled, so that the first page finds nothing."""
-    jobs = []
-    for code in ("first_code", "second_code", "first_code"):
-        jobs.append(await maker.make("generation"))
-        await maker.fail(jobs[-1], code)
+    """A page searches one failed or expired job and one cancelled job. One of four has been settled, and one has
+    ordered nothing. So two pages find nothing.
+    """
+    jobs: list[UUID] = []
+    for end in ("failed", "cancelled", "failed", "expired", "nothing ordered"):
+        jobs.append(job_id := await maker.make("generation", server_id=f"s{len(jobs)}"))
+        if end == "failed":
+            await maker.lose_order(job_id)
+            continue
+        if end != "nothing ordered":
+            claimed = await maker.claim(job_id)
+            await notes.remember(rows, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
+            await settlements.release(rows, [claimed.lease])
+        if end == "expired":
+            await rows.execute("UPDATE job SET deadline_at = clock_timestamp() WHERE id = $1", job_id)
+            await sweeps.expire_jobs(rows)
+        else:
+            await request_cancel(rows, [job_id], "acme", reason="r", by="b")
     ((pipeline, step),) = await rows.fetch(
         "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
     )
@@ -237,14 +250,16 @@ async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searche
         " WHERE status = 'failed' AND job_id = $1",
         jobs[2],
     )
-    by_people = [(pipeline, step, "first_code"), (pipeline, step, "second_code")]
+    by_people = [(pipeline, step, "asked_at")]
     pages: list[list[UUID]] = []
     before = None
     while not pages or before is not None:
         page, before = await unsettled.orders(rows, "acme", by_people, before, 10, max_searched=1)
         pages.append([row["job_id"] for row in page])
         assert len(pages) < 10
-    assert pages == [[], [jobs[1]], [jobs[0]], []]
+    assert pages == [[], [jobs[3]], [], [jobs[1]], [jobs[0]], []]
+    (all_at_once, before) = await unsettled.orders(rows, "acme", by_people, None, 10)
+    assert ([row["job_id"] for row in all_at_once], before) == ([jobs[3], jobs[1], jobs[0]], None)
 
 
 async def test_dead_letters_of_the_last_hour_alone_are_read(person: MakePerson, maker: Maker, rows: Connection) -> None:

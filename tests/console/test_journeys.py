@@ -167,7 +167,7 @@ async def test_a_queue_is_paused_and_the_audit_says_by_whom(visit: Visit, maker:
 @pytest.mark.parametrize("role", ROLES)
 async def test_orders_of_unknown_outcome_are_picked_and_given_up(visit: Visit, maker: Maker, role: str) -> None:
     for _ in range(2):
-        await maker.fail(await maker.make("generation"), "submit_outcome_unknown")
+        await maker.lose_order(await maker.make("generation"))
     page = await visit(role, "/to-settle")
     await expect(page.locator("tbody tr")).to_have_count(2)
     if role == "viewer":

@@ -128,7 +128,7 @@ async def test_each_preview_of_a_backfill_acts_for_its_own_range(person: MakePer
 
 async def test_an_order_is_settled_once(person: MakePerson, maker: Maker, rows: Connection) -> None:
     somebody, job_id = await person(), await maker.make("generation")
-    await maker.fail(job_id, "submit_outcome_unknown")
+    await maker.lose_order(job_id)
     once = await form_on(somebody, "/to-settle")
     for _ in range(2):
         _, flash = await press(somebody, "/to-settle/settle", once=once, job=str(job_id), action="give_up")

@@ -130,7 +130,7 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         new_id(),
     )
     unknown = await maker.make("generation")
-    await maker.fail(unknown, "submit_outcome_unknown")
+    await maker.lose_order(unknown)
     await rows.execute(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{media}')",
         new_id(),

@@ -27,7 +27,7 @@ _KEY = re.compile(r"lh_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
 async def unknown(maker: Maker) -> UUID:
     """A generation whose provider never answered the order."""
     job_id = await maker.make("generation")
-    await maker.fail(job_id, "submit_outcome_unknown")
+    await maker.lose_order(job_id)
     return job_id
 
 

@@ -7,6 +7,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.pipelines.generation.pipeline import BACKSTOP, generation
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker.worker import Worker
+from tests.factories import Rows
 from tests.generation.conftest import PLAIN, TOKEN, Client, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, Process, open_fleet
@@ -63,6 +66,25 @@ async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
     assert simulator.purchases("a cat") == bought
 
 
+async def test_who_may_have_ordered_is_told_so_and_not_that_the_credential_is_missing(
+    fleet: Fleet, simulator: Simulator
+) -> None:
+    """Whoever reads another code orders again, and buys twice."""
+    new = ordered(PLAIN, "a cat")
+    await jobs.submit(fleet.rows.connection, [new])
+    victim = await fleet.start("worker", failpoints="after_purchase:kill", **buying(simulator))
+    assert await victim.wait() == -signal.SIGKILL
+    await fleet.worker(**buying(simulator) | {"generation_credentials": "{}"})
+    error = (await ended(fleet, new.id))["error"]
+    assert error["code"] == "submit_outcome_unknown"
+    assert "There is no credential for jimeng." in error["message"]
+
+
+def test_an_order_that_is_sent_just_before_the_deadline_is_answered_before_the_job_expires() -> None:
+    """The platform ends the job then, and refuses the answer: the order would be one that nobody knows."""
+    assert generation.by_name["submit"].timeout + timedelta(minutes=1) <= BACKSTOP
+
+
 @pytest.mark.timeout(600)
 async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     fleet: Fleet, simulator: Simulator
@@ -105,6 +127,39 @@ async def test_a_lost_answer_is_asked_for_again_where_that_buys_nothing(
     assert done["status"] == -1
     assert simulator.purchases("a cat #lost") == 1
     assert simulator.studio.attempts["a cat #lost"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "change"),
+    [
+        ("a cat #down=9", "UPDATE task SET errors = 3 WHERE step = 'submit'"),
+        ("a cat #lost", "UPDATE job SET params = params || jsonb_build_object('deadline_at', clock_timestamp())"),
+        ("a cat #lost #then=401", "SELECT 1"),
+        ("a cat #lost #then=400", "SELECT 1"),
+        ("a cat #lost #then=429", "SELECT 1"),
+    ],
+    ids=["attempts", "deadline", "no access", "rejected", "busy"],
+)
+async def test_what_may_have_been_bought_before_is_not_forgotten_when_the_last_attempt_buys_nothing(
+    client: Client, worker: Worker, rows: Rows, simulator: Simulator, prompt: str, change: str
+) -> None:
+    """Of a provider that takes a token: the step orders again, and in the end gives up."""
+    task = await client.ordered(prompt, provider=TOKEN)
+    async with asyncio.timeout(PATIENCE):
+        while await rows.connection.fetchval("SELECT status FROM task WHERE step = 'submit'") != "retry":
+            await asyncio.sleep(0.02)
+        await rows.connection.execute(change)
+        await rows.connection.execute("UPDATE task SET available_at = now() WHERE step = 'submit'")
+        if "429" in prompt:
+            while await rows.connection.fetchval("SELECT status FROM task WHERE step = 'submit'") != "waiting":
+                await asyncio.sleep(0.02)
+            await rows.connection.execute(
+                "UPDATE job SET params = params || jsonb_build_object('deadline_at', clock_timestamp())"
+            )
+            await rows.connection.execute("UPDATE task SET available_at = now() WHERE step = 'submit'")
+    said = await client.ended(task)
+    assert (said["error"]["code"], said["error"]["retryable"]) == ("submit_outcome_unknown", False)
+    assert (await rows.connection.fetchval("SELECT error ->> 'code' FROM job")) == "submit_outcome_unknown"
 
 
 @pytest.mark.parametrize("word", ["#lost", "#garbled", "#down=1"])

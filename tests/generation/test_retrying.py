@@ -85,8 +85,8 @@ async def test_the_result_of_a_retry_is_found_although_somebody_has_consumed_the
 @pytest.mark.parametrize(
     ("prompt", "body", "deadline"),
     [
-        ("a cat #poor=1", {}, "(params ->> 'deadline_at')::timestamptz + interval '2 minutes'"),
-        ("a cat #file=html", {"from_step": "poll"}, "(params ->> 'deadline_at')::timestamptz + interval '2 minutes'"),
+        ("a cat #poor=1", {}, "(params ->> 'deadline_at')::timestamptz + interval '5 minutes'"),
+        ("a cat #file=html", {"from_step": "poll"}, "(params ->> 'deadline_at')::timestamptz + interval '5 minutes'"),
         ("a cat #file=html", {}, "now() + interval '4 hours'"),
     ],
 )

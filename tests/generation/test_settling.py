@@ -23,14 +23,14 @@ from leasehold.limits.admission import Payer
 from leasehold.pipelines.generation.pipeline import withdrawal
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import jobs, settlements
+from leasehold.transitions import claims, jobs, notes, settlements, sweeps
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion, Verdict
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.media_api import TO_THE_SECOND, problem
 from tests.factories import Rows, assert_history
-from tests.generation.conftest import PLAIN, buying, ordered
+from tests.generation.conftest import PLAIN, TOKEN, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, open_fleet
 from tests.support.lock_waits import until_waiting
@@ -203,6 +203,103 @@ async def test_an_order_of_the_installations_account_is_adopted_in_one_tenant_on
     assert (await people[0].post(f"/v1/jobs/{second}/settle", json=body)).status_code == 202
     # The account of the third is the installation's, as the first one's.
     problem(await people[0].post(f"/v1/jobs/{third}/settle", json=body), 409, "order_adopted")
+
+
+async def let_end(connection: Connection, people: list[httpx2.AsyncClient], job_id: UUID, end: str) -> None:
+    """End a job whose step `submit` may have ordered."""
+    if end == "expired":
+        await connection.execute("UPDATE job SET deadline_at = clock_timestamp() WHERE id = $1", job_id)
+        await sweeps.expire_jobs(connection)
+    elif end == "cancelled":
+        answer = await people[0].post(f"/v1/jobs/{job_id}/cancel")
+        assert answer.status_code == 202, answer.text
+    else:
+        owner = "SELECT lease_owner FROM task WHERE job_id = $1 AND step = 'submit'"
+        await sweeps.expire_leases(connection, [await connection.fetchval(owner, job_id)], max_losses=0)
+    assert await status_of(people[0], job_id) == end
+
+
+@pytest.mark.parametrize("end", ["expired", "cancelled", "failed"])
+async def test_an_order_of_unknown_outcome_is_listed_and_given_up_however_its_job_has_ended(
+    people: list[httpx2.AsyncClient], simulator: Simulator, rows: Rows, end: str
+) -> None:
+    """Its worker is lost after the purchase: until the deadline, until somebody cancels the job, or for good."""
+    body = {"provider": PLAIN, "prompt": "a cat", "task_id": "order-1"}
+    ordered = await people[0].post("/v1/images/generations", json=body)
+    job_id = UUID(ordered.json()["data"]["job_id"])
+    (claimed,) = await claims.claim_due(rows.connection, rows.terms, ["generation"], 10)
+    await notes.remember(rows.connection, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
+    if end == "cancelled":
+        await sweeps.expire_leases(rows.connection, [claimed.lease.owner], max_losses=9)
+    await let_end(rows.connection, people, job_id, end)
+    (item,) = await unsettled(people[0])
+    assert (item["job_id"], item["system"], item["sent_at"]) == (str(job_id), PLAIN, "2026-11-22T10:00:00+00:00")
+    shown = (await people[0].get("/v1/images/query", params={"task_id": "order-1"})).json()["data"]["error"]
+    known = "cancelled" if end == "cancelled" else "submit_outcome_unknown"
+    assert (shown["code"], shown["retryable"]) == (known, end == "cancelled")
+    settle = f"/v1/jobs/{job_id}/settle"
+    if end != "failed":  # such a job does not run again
+        problem(await people[0].post(settle, json={"action": "again"}), 409, "resource_invalid_state")
+    assert (await people[0].post(settle, json={"action": "give_up"})).status_code == 202
+    assert await unsettled(people[0]) == []
+    assert await status_of(people[0], job_id) == end
+    await assert_history(rows, job_id)
+
+
+async def test_a_provider_that_certainly_sold_nothing_leaves_nothing_to_settle_in_a_job_that_is_cancelled_meanwhile(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    """The job's end drops the snooze, and with it the note that nothing was ordered."""
+    body = {"provider": PLAIN, "prompt": "a cat #busy=9 #slow=2"}
+    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    async with asyncio.timeout(SECONDS):
+        while not simulator.studio.attempts[body["prompt"]]:
+            await asyncio.sleep(0.02)
+    assert (await people[0].post(f"/v1/jobs/{job_id}/cancel")).json()["status"] == "cancel_requested"
+    await until(people[0], job_id, "cancelled")
+    assert await unsettled(people[0]) == []
+
+
+@pytest.mark.parametrize("end", ["expired", "cancelled"])
+async def test_an_order_that_a_job_adopts_which_has_ended_for_good_is_withdrawn(
+    people: list[httpx2.AsyncClient], generation_settings: Settings, simulator: Simulator, rows: Rows, end: str
+) -> None:
+    body = {"provider": TOKEN, "prompt": "a cat #never #lost"}
+    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while await rows.statuses(job_id) != {"submit": "retry", "poll": "blocked", "store": "blocked"}:
+            await asyncio.sleep(0.02)
+    await let_end(rows.connection, people, job_id, end)
+    (bought,) = simulator.bought
+    answer = await people[0].post(f"/v1/jobs/{job_id}/settle", json={"action": "adopt", "ref": bought.id})
+    assert answer.status_code == 202, answer.text
+    assert await unsettled(people[0]) == []
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while not bought.cancelled:
+            await asyncio.sleep(0.02)
+    assert await status_of(people[0], job_id) == end
+    await assert_history(rows, job_id)
+
+
+async def test_a_withdrawal_that_knows_no_order_says_whether_there_may_be_one(
+    people: list[httpx2.AsyncClient], generation_settings: Settings, rows: Rows
+) -> None:
+    because = "SELECT value ->> 'because' FROM result WHERE value ? 'because' ORDER BY value ->> 'because'"
+    job_ids = []
+    for prompt in ("a cat #lost", "a dog #busy=9"):
+        body = {"provider": TOKEN, "prompt": prompt}
+        job_ids.append(UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"]))
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        for job_id in job_ids:
+            while (await rows.statuses(job_id))["submit"] not in ("retry", "waiting"):
+                await asyncio.sleep(0.02)
+    for job_id in job_ids:
+        await let_end(rows.connection, people, job_id, "cancelled")
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while len(said := [row[0] for row in await rows.connection.fetch(because)]) < 2:
+            await asyncio.sleep(0.02)
+    assert said == ["it is unknown whether there is one", "no order at the provider is known"]
+    assert [item["job_id"] for item in await unsettled(people[0])] == [str(job_ids[0])]
 
 
 @pytest.mark.parametrize(("kind", "status"), [("image", 422), ("video", 202)])

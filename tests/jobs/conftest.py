@@ -18,7 +18,7 @@ from leasehold.db.database import Connection
 from leasehold.pipelines.webhooks.pipeline import webhooks
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions import claims, jobs, notes, settlements
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion, Failure
@@ -127,6 +127,13 @@ class Maker:
     async def fail(self, job_id: UUID, code: str = "broken") -> None:
         claimed = await self.claim(job_id)
         await settlements.fail(self.rows, [Failure(claimed.lease, "error", code, "It did not work.", False, 0.0)])
+
+    async def lose_order(self, job_id: UUID) -> None:
+        """Fail a generation whose provider never answered the order."""
+        claimed = await self.claim(job_id)
+        await notes.remember(self.rows, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
+        failure = Failure(claimed.lease, "error", "submit_outcome_unknown", "It did not work.", False, 0.0)
+        await settlements.fail(self.rows, [failure])
 
     async def succeed_from(self, claimed: Claimed) -> None:
         """As `succeed`, of a job with a step that is claimed already."""

@@ -27,7 +27,7 @@ from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import claims, concurrency, settlements
+from leasehold.transitions import claims, concurrency, notes, settlements
 from leasehold.transitions.settlements import Failure
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import Running, client_of, serving
@@ -224,6 +224,7 @@ def settling(*, many: bool = False) -> Way:
         task = await world.rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'submit'", UUID(job))
         await concurrency.admit(world.rows, await concurrency.limits_of(world.rows, [UUID(job)]))
         (claimed,) = await claims.claim(world.rows, TERMS, [task])
+        await notes.remember(world.rows, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
         lost = Failure(claimed.lease, "error", "submit_outcome_unknown", "lost", retryable=False, delay=0.0)
         await settlements.fail(world.rows, [lost])
         if many:

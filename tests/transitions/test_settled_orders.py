@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leasehold.domain.errors import Conflict
+from leasehold.domain.states import JobState
 from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import resolving
@@ -18,16 +19,20 @@ from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 from tests.transitions.test_workflows import children, step, suspended
 
+#: What a step writes down before it orders.
+INTENT = {"asked": True}
+
 
 async def failed(rows: Rows, tenant: str = "t", code: str = "unknown", **columns: Any) -> Claimed:
-    """A job whose first step has failed."""
+    """A job whose first step has failed, and may have ordered."""
     claimed = await rows.leased(THREE, tenant=tenant, **columns)
+    await rows.connection.execute("INSERT INTO note (task_id, value) VALUES ($1, $2)", claimed.lease.task_id, INTENT)
     await settlements.fail(rows.connection, [Failure(claimed.lease, "error", code, "no answer", False, 0.0)])
     return claimed
 
 
 async def found(rows: Rows, claimed: Claimed, tenant: str = "t") -> Unresolved:
-    unresolved = await resolving.lock(rows.connection, claimed.job_id, tenant, "a", ["unknown"])
+    unresolved = await resolving.lock(rows.connection, claimed.job_id, tenant, "a", "asked")
     assert unresolved is not None
     return unresolved
 
@@ -65,12 +70,10 @@ async def test_a_job_goes_on_after_the_step_that_a_person_resolved(rows: Rows, k
     await assert_history(rows, claimed.job_id)
 
 
-@pytest.mark.parametrize(("name", "codes"), [("a", ["other"]), ("b", ["unknown"]), ("z", ["unknown"])])
-async def test_only_the_failed_step_of_a_job_that_failed_for_such_a_reason_is_settled(
-    rows: Rows, name: str, codes: list[str]
-) -> None:
+@pytest.mark.parametrize(("name", "intent"), [("a", "other"), ("b", "asked"), ("z", "asked")])
+async def test_only_a_step_that_has_recorded_its_intent_is_settled(rows: Rows, name: str, intent: str) -> None:
     claimed = await failed(rows)
-    assert await resolving.lock(rows.connection, claimed.job_id, "t", name, codes) is None
+    assert await resolving.lock(rows.connection, claimed.job_id, "t", name, intent) is None
     if name != "a":
         assert not await jobs.resolve(rows.connection, claimed.job_id, "t", name, {}, "anna")
     assert await rows.statuses(claimed.job_id) == {"a": "failed", "b": "skipped", "c": "skipped"}
@@ -83,12 +86,12 @@ async def test_a_failed_step_of_a_workflow_that_has_not_failed_itself_is_the_wor
 ) -> None:
     workflow = await suspended(rows, step(1), step(2), ends=2)
     child = (await children(rows))[0]
+    await rows.connection.execute("INSERT INTO note (task_id, value) VALUES ($1, $2)", child.lease.task_id, INTENT)
     await settlements.fail(rows.connection, [Failure(child.lease, "error", "unknown", "no", False, 0.0)])
     if expired:
         await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
         assert len(await sweeps.expire_jobs(rows.connection)) == 1
-    codes = ["unknown", "deadline_exceeded"]
-    assert await resolving.lock(rows.connection, workflow.job_id, "t", child.step, codes) is None
+    assert await resolving.lock(rows.connection, workflow.job_id, "t", child.step, "asked") is None
     assert not await jobs.resolve(rows.connection, workflow.job_id, "t", child.step, {}, "anna")
     assert (await rows.task(child.lease.task_id))["status"] == "failed"
     await assert_history(rows, workflow.job_id)
@@ -97,24 +100,49 @@ async def test_a_failed_step_of_a_workflow_that_has_not_failed_itself_is_the_wor
 async def test_whoever_settles_a_step_reads_its_own_note_of_the_last_attempt(rows: Rows) -> None:
     mine, other = [await failed(rows) for _ in range(2)]
     for claimed in (other, mine):
+        await rows.connection.execute("DELETE FROM note WHERE task_id = $1", claimed.lease.task_id)
         await rows.connection.execute(
-            "INSERT INTO note (task_id, value) SELECT id, jsonb_build_object('step', step, 'job', job_id)"
+            "INSERT INTO note (task_id, value) SELECT id, jsonb_build_object('step', step, 'job', job_id, 'asked', 1)"
             " FROM task WHERE job_id = $1",
             claimed.job_id,
         )
     assert await found(rows, mine) == Unresolved(
-        mine.lease.task_id, mine.lease.epoch, {"step": "a", "job": str(mine.job_id)}
+        mine.lease.task_id, mine.lease.epoch, {"step": "a", "job": str(mine.job_id), "asked": 1}, JobState.FAILED
     )
-    unnoted = await failed(rows)
-    assert (await found(rows, unnoted)).note == {}
+
+
+@pytest.mark.parametrize("end", ["expired", "cancelled", "cancelled while it ran"])
+async def test_an_order_of_a_job_that_has_ended_for_good_is_settled_too(rows: Rows, end: str) -> None:
+    claimed = await rows.leased(THREE)
+    await rows.connection.execute("INSERT INTO note (task_id, value) VALUES ($1, $2)", claimed.lease.task_id, INTENT)
+    assert await resolving.lock(rows.connection, claimed.job_id, "t", "a", "asked") is None  # it may still succeed
+    if end == "cancelled":
+        await settlements.release(rows.connection, [claimed.lease])
+    if end == "expired":
+        await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
+        assert len(await sweeps.expire_jobs(rows.connection)) == 1
+    else:
+        await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="r", by="b")
+    if end == "cancelled while it ran":
+        await settlements.acknowledge_cancel(rows.connection, [claimed.lease])
+    unresolved = await found(rows, claimed)
+    assert unresolved.job_status == end.partition(" ")[0]
+    assert not await jobs.resolve(rows.connection, claimed.job_id, "t", "a", {}, "anna")
+    await resolving.record(rows.connection, unresolved, {"ref": "x"})
+    assert [tuple(row) for row in await rows.connection.fetch("SELECT task_id, value FROM result")] == [
+        (claimed.lease.task_id, {"ref": "x"})
+    ]
+    await assert_history(rows, claimed.job_id)
 
 
 async def test_a_step_whose_note_is_forgotten_begins_anew_and_the_other_steps_keep_theirs(rows: Rows) -> None:
     """Otherwise it would ask for the order of its last attempt, and place none."""
     claimed = await failed(rows)
-    await rows.connection.execute("INSERT INTO note (task_id, value) SELECT id, '{\"sent\": true}' FROM task")
+    await rows.connection.execute(
+        "INSERT INTO note (task_id, value) SELECT id, '{\"sent\": true}' FROM task ON CONFLICT DO NOTHING"
+    )
     await resolving.forget_note(rows.connection, await found(rows, claimed))
-    assert (await found(rows, claimed)).note == {}
+    assert await resolving.lock(rows.connection, claimed.job_id, "t", "a", "asked") is None
     noted = await rows.connection.fetch("SELECT t.step FROM note n JOIN task t ON t.id = n.task_id")
     assert {row["step"] for row in noted} == {"b", "c"}
 
@@ -124,7 +152,7 @@ async def test_of_two_who_settle_a_step_at_once_the_second_finds_it_retried(rows
     async with other.connection.transaction():
         await found(other, claimed)
         await jobs.replay(other.connection, claimed.job_id, "t")
-        second = asyncio.ensure_future(resolving.lock(rows.connection, claimed.job_id, "t", "a", ["unknown"]))
+        second = asyncio.ensure_future(resolving.lock(rows.connection, claimed.job_id, "t", "a", "asked"))
         await until_waiting(other.connection)
     assert await second is None
 

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.states import JobState
 from leasehold.transitions import jobs, settlements, streams, sweeps
 from leasehold.transitions.jobs import AdmissionTerms, RunOf, resolving
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Output, Part
@@ -71,13 +72,14 @@ async def _resolve(connection: Connection, job: Job) -> Any:
 
 
 async def _lock(connection: Connection, job: Job) -> Any:
-    return await resolving.lock(connection, job.id, "t", "part.1", ["bad"])
+    return await resolving.lock(connection, job.id, "t", "part.1", "sent")
 
 
 async def _forget_note(connection: Connection, job: Job) -> Any:
     found = await _lock(connection, job)
-    if found is not None:
-        await resolving.forget_note(connection, found)
+    if found is None or found.job_status is not JobState.FAILED:
+        return None
+    await resolving.forget_note(connection, found)
     return found
 
 

@@ -12,7 +12,7 @@ from leasehold.kinds.job_kinds import JobKind, KindOperations, SentOrder, Unknow
 
 ORDERS = UnknownOrders(
     step="order",
-    codes=("outcome_unknown",),
+    intent="asked_at",
     sent=lambda _params, _note, _job_id: SentOrder("shop", None, {}),
     adopted=lambda ref, _note: {"ref": ref},
     adoptable=lambda _opened, _params: True,

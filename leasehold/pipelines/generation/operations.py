@@ -38,7 +38,7 @@ def operations() -> KindOperations:
     """
     orders = UnknownOrders(
         step=_ORDERING_STEP,
-        codes=("submit_outcome_unknown",),
+        intent="asked_at",
         sent=sent_order,
         adopted=adopted_order,
         adoptable=is_adoptable,

@@ -19,9 +19,11 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all steps. If a client names a server for its order, the steps go to the queue `generation@{server_id}`.
 QUEUE = "generation"
+_SUBMIT_TIMEOUT = timedelta(minutes=3)
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
-#: the job this long after the deadline.
-BACKSTOP = timedelta(minutes=2)
+#: the job this long after the deadline. A submit that begins just before the deadline has ended by then, and the poll
+#: after it has run.
+BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
 #: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time in
 #: which no worker runs.
 STORE_TIME = timedelta(hours=4)
@@ -30,6 +32,10 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: operator changes a revoked key, or pays the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
+#: What a client is told about an order of unknown outcome.
+OUTCOME_UNKNOWN = (
+    "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
+)
 
 
 class Source(BaseModel):
@@ -82,7 +88,7 @@ generation = Pipeline(
             queue=QUEUE,
             max_attempts=4,
             retry_ladder=_RETRY_LADDER,
-            timeout=timedelta(minutes=3),
+            timeout=_SUBMIT_TIMEOUT,
             cancelable=False,
         ),
         Step(

@@ -32,6 +32,11 @@ _DELETION_SECONDS = 1
 MAX_COUNTED = 100_000
 
 
+# SQL: the step `submit` of the job `j` has recorded that it orders, and has not succeeded.
+_HAS_INTENT = """EXISTS (SELECT FROM task s JOIN note n ON n.task_id = s.id
+    WHERE s.job_id = j.id AND s.step = 'submit' AND s.status <> 'succeeded' AND n.value ? 'asked_at')"""
+
+
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
     """`task_id`: the client's own id of the order, and not the id of a row of `task`. `server_id`: the label of the
@@ -48,12 +53,13 @@ class NewGeneration:
 @dataclass(frozen=True, slots=True)
 class WithdrawnGeneration:
     """What is needed to cancel a generation at its provider. `submitted`: the value of the submit step, once that step
-    has succeeded.
+    has succeeded, or once a person has found the order. `is_unknown`: without a value, the step may still have ordered.
     """
 
     job_status: str
     params: Mapping[str, Any]
     submitted: Mapping[str, Any] | None
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     return job_id
 
 
-_FIND = """
+_FIND = f"""
 -- generation
 SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
        j.status, j.event_seq, j.error, j.finished_at, j.expires_at,
@@ -130,6 +136,7 @@ SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
            AS stored,
        (SELECT n.value ->> 'fail_code' FROM task t JOIN note n ON n.task_id = t.id
         WHERE t.job_id = j.id AND t.status = 'failed' LIMIT 1) AS fail_code,
+       {_HAS_INTENT} AS has_intent,
        -- A name is `NUMBER.EXTENSION`. As text, 10 would come before 2.
        (SELECT array_agg(o.key ORDER BY split_part(o.name, '.', 1)::int) FROM output o WHERE o.job_id = j.id) AS keys
 FROM generation g JOIN job j ON j.id = g.job_id
@@ -191,12 +198,13 @@ async def withdrawn(
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
         " (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'submit')"
-        " AS submitted FROM generation g JOIN job j ON j.id = g.job_id WHERE j.id = $1 AND g.tenant_id = $2",
+        f" AS submitted, {_HAS_INTENT} AS is_unknown"
+        " FROM generation g JOIN job j ON j.id = g.job_id WHERE j.id = $1 AND g.tenant_id = $2",
         job_id,
         tenant_id,
     )
     if row is not None:
-        return WithdrawnGeneration(row["status"], row["params"], row["submitted"])
+        return WithdrawnGeneration(row["status"], row["params"], row["submitted"], row["is_unknown"])
     # Read from the database: the attempt's own parameters may be older than the deletion.
     kept = await connection.fetchval("SELECT params -> 'order' FROM job WHERE id = $1", withdrawal_id)
     if kept is None:

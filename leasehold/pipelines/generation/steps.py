@@ -16,7 +16,7 @@ from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines.generation.files import FileUnavailable, UnusableFile, download
 from leasehold.pipelines.generation.operations import withdraw
-from leasehold.pipelines.generation.pipeline import STORE_TIME, GenerationParams, generation
+from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN, STORE_TIME, GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
     Finished,
     NoAccess,
@@ -40,9 +40,6 @@ _MAX_JITTER = 0.1
 #: The most files of one order. The client may choose the provider's model, and the model may decide how many links the
 #: answer has.
 _MAX_FILES = 100
-_OUTCOME_UNKNOWN = (
-    "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
-)
 
 generation.opens(open_provider_context)  # once for each worker; a handler finds it as `attempt.opened`
 
@@ -50,36 +47,41 @@ generation.opens(open_provider_context)  # once for each worker; a handler finds
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
     """Send the order once. The step records its intent (`asked_at`) before it orders. If an attempt finds this record,
-    an earlier attempt may have ordered.
+    an earlier attempt may have ordered. The record stays until an attempt knows that nothing was ordered: as long as it
+    stands, people can settle the order (`operations`), however the job ends.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
     try:
         provider, credential = provider_context.access(params)
     except NoAccess as error:
-        raise Permanent(error.code, error.message) from None
+        raise _final_error(note, error.code, error.message) from None
     # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
-    if note.get("asked_at") and not may_repeat:
-        raise Permanent("submit_outcome_unknown", _OUTCOME_UNKNOWN)
+    # Without `asked_at` if no earlier attempt may have ordered: if this one orders nothing, the step may order later.
+    earlier = {name: value for name, value in note.items() if name == "asked_at"}
+    if earlier and not may_repeat:
+        raise Permanent("submit_outcome_unknown", OUTCOME_UNKNOWN)
     seconds_left = await _seconds_left(attempt)
     order = replace(_order(attempt, note, seconds_left), callback=provider_context.callback(attempt.job_id))
-    await attempt.remember(note | {"asked_at": _now().isoformat()})
+    attempt.checkpoint()  # before the intent: an attempt that stops here has ordered nothing
+    intent = {"asked_at": _now().isoformat()}
+    await attempt.remember(note | intent)
     failpoints.reach("after_intent")
-    attempt.checkpoint()
     try:
         answer = await provider.submit(order, credential)
     except TryLater as error:
         tries = note.get("tries", 0) + 1
-        # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
-        return Snooze(_retry_delay(params, error, tries, seconds_left), {"tries": tries, "last_error": error.message})
+        later = earlier | {"tries": tries, "last_error": error.message}
+        await attempt.remember(later)  # a job that is being cancelled does not write the note of a snooze
+        return Snooze(_retry_delay(params, error, tries, seconds_left), later)
     except (NoAccess, Rejected) as error:
-        # This note has no `asked_at` either: after a retry of the job, the step may order.
-        raise await _recorded_rejection(attempt, error, {}) from None
+        raise await _recorded_rejection(attempt, error, earlier) from None
     except OutcomeUnknown as error:
-        if may_repeat:
+        # Not `attempt.number`, which also counts lost attempts, and the attempts before a retry of the job.
+        if may_repeat and attempt.errors + 1 < generation.by_name["submit"].max_attempts:
             raise Retryable(error.message, code=error.code) from None
-        raise Permanent("submit_outcome_unknown", f"{_OUTCOME_UNKNOWN} ({error.message})") from None
+        raise _final_error(intent, error.code, error.message) from None
     failpoints.reach("after_purchase")
     purchase = {"urls": list(answer.urls)} if isinstance(answer, Finished) else {"ref": answer.ref}
     return Done(value=purchase | {"at": _now().isoformat()})
@@ -205,9 +207,11 @@ async def _seconds_left(attempt: Attempt) -> float:
 
 
 def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order:
-    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed."""
+    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed, or
+    `submit_outcome_unknown` if an earlier attempt may have ordered.
+    """
     if seconds_left <= 0:
-        raise Permanent("deadline_exceeded", _too_late_message(note))
+        raise _final_error(note, "deadline_exceeded", _too_late_message(note))
     return order_of(attempt.params, attempt.job_id, seconds_left)
 
 
@@ -239,7 +243,16 @@ async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note
     Returns the error to raise.
     """
     await attempt.remember(note | {"fail_code": error.fail_code})
-    return Permanent(error.code, error.message)
+    return _final_error(note, error.code, error.message)
+
+
+def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
+    """The error with which a step gives up. If an attempt may have ordered (`asked_at` in `note`), the code says so: a
+    client that reads any other code may order again, and buy twice.
+    """
+    if "asked_at" in note:
+        return Permanent("submit_outcome_unknown", f"{OUTCOME_UNKNOWN} ({message})")
+    return Permanent(code, message)
 
 
 async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:

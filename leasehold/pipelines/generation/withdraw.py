@@ -43,7 +43,9 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         return Snooze(_CHECK_AGAIN)
     ref = (generation.submitted or {}).get("ref")  # the provider's id of the order
     if ref is None:
-        return {"stopped": False, "because": "no order at the provider is known"}
+        # Somebody who finds the order lets the generation adopt it, which submits another withdrawal.
+        because = "it is unknown whether there is one" if generation.is_unknown else "no order at the provider is known"
+        return {"stopped": False, "because": because}
     order_params = GenerationParams.model_validate(generation.params)
     try:
         provider, credential = provider_context.access(order_params)

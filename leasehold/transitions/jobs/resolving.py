@@ -1,4 +1,4 @@
-"""`resolve`: a person knows how a failed step really ended, and writes its value.
+"""`resolve`: a person knows how a step that failed (or was stopped) really ended, and writes its value.
 
 The person's decision is a row of the table `settlement`, which has at most one row for each epoch of a step. So if two
 people settle the same step, the first wins, and the second sees the first settlement. A step that runs again and fails
@@ -7,7 +7,7 @@ again can be settled again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
@@ -15,10 +15,12 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.db.database import Connection, lock_name
+from leasehold.db.unsettled import IS_UNKNOWN
 from leasehold.domain.errors import Conflict
+from leasehold.domain.states import JobState
 
 #: What to do about an order that the step may have placed with a provider. adopt: the provider's order with the given
-#: id is this step's order; again: place the order again; give_up: leave the job failed.
+#: id is this step's order; again: place the order again; give_up: leave the job as it has ended.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
@@ -51,14 +53,19 @@ FROM locked_job l JOIN resolved_step d ON d.job_id = l.id
 RETURNING task_id
 """
 
-# The failed step of a job. The job's row is locked until the transaction ends.
-_FAILED = """
+# The step of an ended job whose order has an unknown outcome. The job's row is locked until the transaction ends.
+_UNKNOWN = f"""
 -- resolve_lock
-SELECT t.id AS task_id, t.epoch, n.value AS note FROM job j
-JOIN task t ON t.job_id = j.id AND t.step = $3 LEFT JOIN note n ON n.task_id = t.id
-WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed' AND t.status = 'failed'
-  AND j.error ->> 'code' = ANY($4::text[]) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+SELECT t.id AS task_id, t.epoch, n.value AS note, j.status AS job_status FROM job j
+JOIN task t ON t.job_id = j.id AND t.step = $3 JOIN note n ON n.task_id = t.id
+WHERE j.id = $1 AND j.tenant_id = $2 AND {IS_UNKNOWN.format(intent="$4", now="clock_timestamp()")}
 FOR UPDATE OF j
+"""
+
+# The value of a step that does not run again.
+_RECORD = """
+-- resolve_record
+INSERT INTO result (task_id, value) VALUES ($1, $2) ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 """
 
 _SETTLE = """
@@ -86,23 +93,23 @@ WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A failed step that only a person can settle, read under the lock of its job. `note`: what its last attempt wrote
-    down for the next attempt.
+    """A step that only a person can settle, read under the lock of its job. `note`: what its last attempt wrote down
+    for the next attempt. `job_status`: how the job has ended. Only a failed job can run again.
     """
 
     task_id: UUID
     epoch: int
     note: Mapping[str, Any]
+    job_status: JobState
 
 
-async def lock(
-    connection: Connection, job_id: UUID, tenant_id: str, step: str, codes: Sequence[str]
-) -> Unresolved | None:
-    """The failed step, if the job failed with one of these codes. Call this in the transaction that settles the step.
-    None: the job has not failed with one of these codes, or has changed since the caller read it.
+async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
+    """The step, if its job has ended and the outcome of its order is unknown. Call this in the transaction that settles
+    the step. `intent`: the member of the step's note that records the order. None: the job has no such order, or has
+    changed since the caller read it.
     """
-    row = await connection.fetchrow(_FAILED, job_id, tenant_id, step, list(codes))
-    return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"] or {})
+    row = await connection.fetchrow(_UNKNOWN, job_id, tenant_id, step, intent)
+    return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"], JobState(row["job_status"]))
 
 
 async def write(
@@ -157,6 +164,11 @@ async def resolve(
     is no such failed step.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
+
+
+async def record(connection: Connection, unresolved: Unresolved, value: Mapping[str, Any]) -> None:
+    """Write the value of a step whose job does not run again. The states of the step and of the job stay."""
+    await connection.execute(_RECORD, unresolved.task_id, value)
 
 
 async def forget_note(connection: Connection, failed: Unresolved) -> None:

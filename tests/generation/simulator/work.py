@@ -26,13 +26,14 @@ class Script:
     """The `#words` of a prompt.
 
     busy=N, poor=N, down=N: the first N submissions answer 429, 402 or 500 without having bought anything. lost,
-    garbled: it is bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is
-    answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
-    not. ill=N, locked=N: the first N polls answer 500 or 401. withheld=STATUS: the first request to fal for the files
-    that are made is answered with this status. odd: polls answer a status that nobody has heard of. fail=CODE: it
-    fails. broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again after S seconds.
-    files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's, with onlylast).
-    news=S: made after S seconds, however often it is polled, and whoever gave an address to call is called then.
+    garbled: it is bought, and the answer does not arrive, or is not JSON. then=STATUS: each submission but the first
+    answers this. slow=S: seconds before a submission is answered. after=N: it is answered once so many have been
+    bought. work=N: polls until it is made (1); never: it is not. ill=N, locked=N: the first N polls answer 500 or 401.
+    withheld=STATUS: the first request to fal for the files that are made answers this. odd: polls answer a status that
+    nobody has heard of. fail=CODE: it fails. broken=N: the first N that are bought fail. wait=S: a cancel answers 429,
+    to be sent again after S seconds. files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to
+    (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave an
+    address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -95,12 +96,9 @@ class Studio:
         """As the prompt says: a purchase, or the answer that it is none. Raises HangUp when the answer is lost."""
         script = Script(prompt)
         self.attempts[prompt] += 1
-        if self.attempts[prompt] <= script.number("busy"):
-            return Reply(429, {"error": "busy"}, headers={"retry-after": "0"})
-        if self.attempts[prompt] <= script.number("poor"):
-            return Reply(402, {"detail": "you have no credit"})
-        if self.attempts[prompt] <= script.number("down"):
-            return Reply(500, {"error": "down"})
+        if (refusal := self._refusal(script, self.attempts[prompt])) is not None:
+            await asyncio.sleep(float(script.text("slow") or 0))
+            return refusal
         made = self._by_token.get(token or "")
         if made is None:
             number = 1 + sum(one.prompt == prompt for one in self.bought.values()) if script.has("broken") else 1
@@ -120,6 +118,18 @@ class Studio:
                 while len(self.bought) < script.number("after"):
                     await asyncio.sleep(0.01)
         return made
+
+    def _refusal(self, script: Script, attempt: int) -> Reply | None:
+        """The answer to a submission that buys nothing."""
+        if attempt <= script.number("busy"):
+            return Reply(429, {"error": "busy"}, headers={"retry-after": "0"})
+        if attempt <= script.number("poor"):
+            return Reply(402, {"detail": "you have no credit"})
+        if attempt <= script.number("down"):
+            return Reply(500, {"error": "down"})
+        if script.has("then") and attempt > 1:
+            return Reply(script.number("then"), {"error": "not now"}, headers={"retry-after": "3600"})
+        return None
 
     def find(self, ref: str) -> Bought | None:
         if self.endless and ref not in self.bought:
