@@ -85,8 +85,9 @@ class Worker:
 
     async def drain(self) -> None:
         """Claim no more tasks. Wait for running attempts. After `drain_seconds`, end the attempts that still run, and
-        release their leases to other workers. Returns in time, also if claims or settlements still wait for PostgreSQL,
-        for example because somebody has locked a job's row: when the worker closes, it releases their tasks.
+        release their leases to other workers. Then wait for attempts of short steps that are not cancelable: these are
+        not ended. Returns in time, also if claims or settlements still wait for PostgreSQL, for example because
+        somebody has locked a job's row: when the worker closes, it releases their tasks.
         """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
@@ -99,6 +100,7 @@ class Worker:
             return
         log.warning("releasing the attempts that still run")
         self.parts.runner.release()
+        await self.parts.runner.finish()
         if not await self._have_finished(_RELEASE_SECONDS):
             log.warning("the drain ends although claims or settlements still wait for PostgreSQL")
 

@@ -19,6 +19,7 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 from leasehold.security.cells import parse
 from leasehold.settings import Settings
+from leasehold.worker.attempts.runner import LONGEST_TO_FINISH_SECONDS
 from tests.chart.helm import CHART, VALUES, environment, every_values, helm, objects, pods, refused, rendered
 
 PRIVATE_4 = {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"}
@@ -133,7 +134,9 @@ def test_a_pod_has_time_to_end(values: str) -> None:
         grace = pod["spec"]["terminationGracePeriodSeconds"]
         (container,) = pod["spec"]["containers"]
         if "worker" in name:
-            assert grace >= int(environment(pod)["LEASEHOLD_DRAIN_SECONDS"]) + 10
+            queues = environment(pod)["LEASEHOLD_WORKER_QUEUES"]
+            orders = LONGEST_TO_FINISH_SECONDS if not queues or "generation" in queues.split(",") else 0
+            assert grace == int(environment(pod)["LEASEHOLD_DRAIN_SECONDS"]) + 15 + orders
         elif "migrate" not in name:
             slept = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
             assert grace >= slept + 15 + 10  # api/main.py gives requests 15 seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
@@ -82,6 +83,9 @@ _NO_CHILD_SECONDS = 5.0
 #: these numbers. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever. A
 #: draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
+#: A worker that ends does not stop an attempt of a step that is not cancelable, unless the step may run longer than
+#: this. Such a step records something that was bought, for example: if it is stopped, nobody knows what was bought.
+LONGEST_TO_FINISH_SECONDS = 180.0
 
 #: Errors that mean: no template can be read now, or there is none.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
@@ -132,15 +136,30 @@ class Runner:
         self._directories = directories
         self._inline = inline
         self._isolated = isolated
-        self._running: set[StoppableWork[Settlement]] = set()
+        self._running: dict[StoppableWork[Settlement], bool] = {}  # the value: `release` lets it finish
+        self._finishing: set[UUID] = set()  # the tasks of such attempts, until they are settled
+        self._have_finished = asyncio.Event()  # after `release`: `_finishing` is empty
         self._given_up: set[asyncio.Task[Settlement]] = set()  # work of handlers that did not stop
         self._releasing = False
 
     def release(self) -> None:
-        """Stop all attempts and release their leases, because the worker has to end."""
+        """Stop all attempts and release their leases, because the worker has to end. Exception: the attempts of short
+        steps that are not cancelable go on (`finish` waits for them).
+        """
         self._releasing = True
-        for work in self._running:
-            work.stop()
+        for work, may_finish in self._running.items():
+            if not may_finish:
+                work.stop()
+        if not self._finishing:
+            self._have_finished.set()
+
+    async def finish(self) -> None:
+        """After `release`: wait until the attempts that it has not stopped are settled, but no longer than such a step
+        may run.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_TO_FINISH_SECONDS):
+                await self._have_finished.wait()
 
     async def run(self, claimed: Claimed, parent: Mapping[str, str] | None, slot: Slot) -> Claimed | None:
         """Run the attempt and settle it. Returns once PostgreSQL has answered the settlement, or the lease is lost.
@@ -178,6 +197,8 @@ class Runner:
             outcome, next_step, failure_code = "lost", None, None  # if nothing is settled
             seconds = _time_limit(claimed, declaration[1]) if declaration else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
+            if declaration is not None and _may_finish(declaration[1], seconds):
+                self._finishing.add(claimed.lease.task_id)
             try:
                 settlement = await self._attempt(claimed, declaration, seconds, held, log_and_stream, slot)
                 await self._finish_log_and_stream(log_and_stream, settlement)
@@ -188,6 +209,9 @@ class Runner:
             finally:
                 # Drop the lease in any case: else the heartbeat would renew it until the time limit has passed.
                 self._heartbeat.drop(held)
+                self._finishing.discard(claimed.lease.task_id)
+                if self._releasing and not self._finishing:
+                    self._have_finished.set()
                 self._isolated.discard_speculations(claimed, next_step)
                 if isinstance(settlement, Suspending):
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
@@ -225,11 +249,11 @@ class Runner:
         held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.stop()
-        self._running.add(work)
+        self._running[work] = claimed.lease.task_id in self._finishing
         try:
             return await self._settlement_of(work, claimed, declaration[1], held, log_and_stream)
         finally:
-            self._running.discard(work)
+            del self._running[work]
             if not work.task.done():
                 self._give_up(work.task, claimed)
 
@@ -468,6 +492,11 @@ def _with_next_step(settlement: Settlement, claimed: Claimed, slot: Slot) -> Set
 def _time_limit(claimed: Claimed, step: Step) -> float:
     """Seconds that one attempt may take."""
     return float(claimed.timeout_seconds or step.timeout.total_seconds())
+
+
+def _may_finish(step: Step, seconds: float) -> bool:
+    """Whether an attempt of this step, which may take `seconds`, goes on when the worker has to end."""
+    return not step.cancelable and seconds <= LONGEST_TO_FINISH_SECONDS
 
 
 def _seconds_to_stop(claimed: Claimed) -> float:
