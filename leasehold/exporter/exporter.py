@@ -346,10 +346,11 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 
 
 def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The queues, the most urgent first. Tenants name queues, so there may be many. The alerts about waiting tasks leave
-    out the queues of external workers: they come last. Before them come the queues without due tasks, and first the
-    queues with due tasks. In each of these groups, a queue that workers serve and a queue that no worker serves take turns, so that
-    many of one sort do not hide the other. In both sorts, the queue whose oldest task has waited longest comes first.
+    """The queues, the most urgent first. Tenants name queues, so there may be many. The alerts about waiting tasks
+    leave out the queues of external workers: they come last. Before them come the queues without due tasks, and first
+    the queues with due tasks. In each of these groups, a queue that workers serve and a queue that no worker serves
+    take turns, so that many of one sort do not hide the other. In both sorts, the queue whose oldest task has waited
+    longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()
     keys: dict[str, tuple[bool, bool, int, bool]] = {}
@@ -361,8 +362,7 @@ def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_external(row: Mapping[str, Any]) -> bool:
-    queue: str = row["queue"]
-    return queue.startswith(EXTERNAL)
+    return str(row["queue"]).startswith(EXTERNAL)
 
 
 def _tables_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -101,7 +101,7 @@ class Duties:
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
-        self._took_over_at = monotonic()
+        self._declared_at = monotonic()
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)
@@ -273,11 +273,11 @@ class Duties:
     async def _write_declared_schedules(self, connection: Connection) -> None:
         tenant_id, worker = self._settings.tenant, self._registration.worker
         all_schedules = self._templates.pipelines.schedules
-        if monotonic() - self._took_over_at >= _DECLARED_SECONDS and not self._registration.draining:
+        if monotonic() - self._declared_at >= _DECLARED_SECONDS and not self._registration.draining:
             written = all_schedules.keys() - self._unwritten_schedules.keys()
             for app in await declared.take_over_apps(connection, tenant_id, sorted(written), worker):
                 self._unwritten_schedules[app] = all_schedules[app]
-            self._took_over_at = monotonic()
+            self._declared_at = monotonic()
         if self._unwritten_schedules:
             for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules, worker):
                 del self._unwritten_schedules[app]
