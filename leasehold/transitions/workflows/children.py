@@ -159,12 +159,16 @@ LIMIT $1
 # a failed run gets a mark: a row of a detached run, which must stay closed, has none. REPLAY may be under way: the lock
 # makes this statement leave out such a workflow. Otherwise it would close the rows after REPLAY, because it has read
 # that the workflow has failed.
-# $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE.
+#
+# $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE. `OFFSET 0`
+# makes PostgreSQL begin with the open rows: because of the LIMIT, it would sometimes read all jobs first.
 _CLOSE = f"""
 -- workflow_children_close
 WITH closable AS (
     SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND child.status = 'failed' AS is_marked
-    FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
+    FROM journal e
+    CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.child_id OFFSET 0) AS child
+    CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.job_id OFFSET 0) AS parent
     WHERE e.kind IN ('start', 'result') AND e.state = 'open'
       AND CASE WHEN parent.status = 'succeeded' THEN true
                WHEN child.finished_at IS NULL THEN false

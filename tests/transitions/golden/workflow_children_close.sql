@@ -1,7 +1,9 @@
 -- workflow_children_close
 WITH closable AS (
     SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND child.status = 'failed' AS is_marked
-    FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
+    FROM journal e
+    CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.child_id OFFSET 0) AS child
+    CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.job_id OFFSET 0) AS parent
     WHERE e.kind IN ('start', 'result') AND e.state = 'open'
       AND CASE WHEN parent.status = 'succeeded' THEN true
                WHEN child.finished_at IS NULL THEN false
