@@ -70,15 +70,16 @@ def housekeeping(settings: Settings, pool: Pool, store: SlowStore) -> Housekeepi
     return Housekeeping(settings, pool.acquire, cast("ObjectStore", store), SHIPPED)
 
 
-async def expired(rows: Rows, count: int) -> None:
-    """Jobs that have expired one after another."""
+async def expired(rows: Rows, count: int, *, seconds_apart: int = 0) -> None:
+    """Jobs that have expired at once, or one after another."""
     connection = rows.connection
     await rows.submit(ONE, count=count)
     job_ids = [row["id"] for row in await connection.fetch("SELECT id FROM job WHERE finished_at IS NULL")]
     await jobs.request_cancel(connection, job_ids, "t", reason="", by="test")
     await connection.execute(
-        "UPDATE job SET expires_at = clock_timestamp() - interval '1 day' + n * interval '1 second'"
-        " FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM job) AS numbered WHERE numbered.id = job.id"
+        "UPDATE job SET expires_at = statement_timestamp() - interval '1 day' + n * make_interval(secs => $1)"
+        " FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM job) AS numbered WHERE numbered.id = job.id",
+        seconds_apart,
     )
 
 
@@ -119,7 +120,7 @@ async def test_jobs_that_must_stay_are_not_read_again_for_each_batch_of_those_th
     """As those of a tenant that has moved to another cell. Once in a while they are: perhaps they may go."""
     monkeypatch.setattr(housekeepers, "_BATCH", 2)
     monkeypatch.setattr(housekeepers, "_BATCHES_IN_A_PASS", 3)
-    await expired(rows, 11)
+    await expired(rows, 11, seconds_apart=1)
     in_order = await rows.connection.fetch("SELECT id, expires_at FROM job ORDER BY expires_at")
     await rows.connection.execute("UPDATE job SET tenant_id = 'moved' WHERE id = $1", in_order[0]["id"])
     await rows.connection.execute(
