@@ -82,12 +82,16 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
     return {row["id"]: row["number"] for row in rows}
 
 
-# `restarts`: the row's first chunk is the first of an attempt that starts the stream of its step anew. `superseded`: a
-# later attempt has started the stream anew, so the row's chunks are void. `first`: the number of the row's first chunk
-# in its attempt.
+# `restarts` of the answer: the row's first chunk is the first of an attempt that starts the stream of its step anew.
+# The column `restarts` is true for every row of such an attempt. The first row that was stored may have another `first`
+# than 1, if chunks before it were refused. `superseded`: a later attempt has started the stream anew, so the row's
+# chunks are void.
 STREAM_PAGE = """
 -- stream_page
-SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.restarts AND s.first = 1 AS restarts, s.chunks, s.at,
+SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.chunks, s.at,
+       s.restarts AND NOT EXISTS (SELECT 1 FROM job_stream earlier
+                                  WHERE earlier.task_id = s.task_id AND earlier.epoch = s.epoch
+                                    AND earlier.last < s.last) AS restarts,
        EXISTS (SELECT 1 FROM job_stream later
                WHERE later.task_id = s.task_id AND later.epoch > s.epoch AND later.restarts) AS superseded
 FROM job_stream s

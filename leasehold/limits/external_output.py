@@ -114,8 +114,8 @@ async def emit(
     emissions.resume(usage.items, usage.bytes)
     stored_count = sum(emissions.emit(chunk) for chunk in chunks)
     _, encoded = emissions.take()
-    restarts = lease.epoch > 1 and usage.items == 0  # a later attempt's first chunk begins the step's stream again
-    await streams.append(connection, [StreamChunk(lease, first, encoded, restarts)])
+    # A later attempt begins the step's stream again.
+    await streams.append(connection, [StreamChunk(lease, first, encoded, restarts=lease.epoch > 1)])
     return StoredItems(stored_count, stored_count < len(chunks))
 
 

@@ -1,8 +1,8 @@
 """Writes the chunks that attempts emit (the pieces of a job's stream) to the table `job_stream`. Only the holder of the
 lease may write. No job or task changes its state.
 
-A step that runs again begins its stream again. The first chunk of such an attempt has `restarts`: readers then drop the
-chunks of earlier attempts of that step.
+A step that runs again begins its stream again. Each row of such an attempt has `restarts`: readers then drop the chunks
+of earlier attempts of that step. The first row alone could be lost, because PostgreSQL refused it.
 """
 
 from __future__ import annotations

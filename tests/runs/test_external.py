@@ -302,6 +302,25 @@ async def test_a_later_attempt_outside_begins_its_stream_again(client: Client, t
     ]  # fmt: skip
 
 
+async def test_a_later_attempt_whose_first_chunk_was_refused_begins_its_stream_again(
+    client: Client, template: str
+) -> None:
+    """The client counts a refused chunk. Nobody was told that the chunks before the next one are void."""
+    run = await client.start(template)
+    first = await claim(client)
+    assert (await settle(client, first, "stream", first=1, chunks=["old"])).json()["kept"] == 1
+    assert (await settle(client, first, "fail", message="again")).status_code == 200
+    second = await claim(client, wait=5)
+    refused = await settle(client, second, "stream", first=1, chunks=[2**70])
+    problem(refused, 422, "integer_too_large")
+    for number, chunk in ((2, "new"), (3, "er")):
+        assert (await settle(client, second, "stream", first=number, chunks=[chunk])).json()["kept"] == 1
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [(item["chunk"], item["superseded"], item["restarts"]) for item in chunks] == [
+        ("old", True, False), ("new", False, True), ("er", False, False)
+    ]  # fmt: skip
+
+
 async def test_an_attempt_outside_has_the_bounds_of_any_attempt(
     client: Client, running: Running, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

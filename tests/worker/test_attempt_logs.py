@@ -20,6 +20,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs, logs, settlements, streams, sweeps
 from leasehold.transitions.logs import LogChunk
 from leasehold.transitions.streams import StreamChunk
+from leasehold.worker.attempts.log_and_stream import LogAndStreamWriters
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import logging_steps
@@ -305,6 +306,41 @@ async def test_an_attempt_that_runs_again_begins_its_stream_again_and_one_that_s
     assert [chunk["superseded"] for chunk in chunks] == [True] * 3 + [False] * 6
     assert [chunk["restarts"] for chunk in chunks] == [False] * 3 + [True] + [False] * 5
     assert [chunk["n"] for chunk in chunks] == list(range(1, 10))
+
+
+async def test_a_later_attempt_whose_first_chunk_postgresql_refused_begins_its_stream_again(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk of the attempt says so. With the first one alone it was lost that the earlier attempt's are void."""
+    writers = LogAndStreamWriters(settings)
+    write = writers.streams._batcher._statement
+
+    async def refuse(_connection: Any, _chunks: Any, _repeated: bool) -> Any:
+        raise ValueError("no")
+
+    async def emitted(stream: Any, *chunks: str, by: Any = write) -> None:
+        monkeypatch.setattr(writers.streams._batcher, "_statement", by)
+        for chunk in chunks:
+            assert stream.buffer.emit(chunk)
+            writers.streams._begin_write(stream)
+            await stream.writing
+
+    writers.streams.start()
+    try:
+        claimed = await rows.leased()
+        await emitted(writers.make(claimed)[0], "old")
+        await settlements.release(rows.connection, [claimed.lease])
+        (claimed,) = await rows.claim_all()
+        stream = writers.make(claimed)[0]
+        await emitted(stream, "refused", by=refuse)
+        await emitted(stream, "new", "er")
+    finally:
+        await writers.streams.close()
+    job = await rows.job(claimed.job_id)
+    chunks = await log_reads.stream_page(rows.connection, job["tenant_id"], claimed.job_id, 0, LogFilter(), 100)
+    assert [(chunk["chunk"], chunk["superseded"], chunk["restarts"]) for chunk in chunks] == [
+        ("old", True, False), ("new", False, True), ("er", False, False)
+    ]  # fmt: skip
 
 
 async def test_a_stream_that_grows_too_long_is_cut_and_its_attempt_hears_of_it(worker: Worker, rows: Rows) -> None:
