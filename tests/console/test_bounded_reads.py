@@ -138,6 +138,15 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     found, following = await unsettled.orders(rows, "acme", by_people, None, 10)
     assert len(found) == 3
     assert following is None
+    async with without_scans(rows):
+        plan = "\n".join(
+            row[0]
+            for row in await rows.fetch(
+                f"EXPLAIN {unsettled._ORDERS}", "acme", None, [pipeline], [step], ["asked_at"], 10, 300
+            )
+        )
+    assert "job_failed_of" in plan, plan  # of the one pipeline, and not all jobs with an error
+    assert "job_cancelled" in plan, plan
     newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, max_searched=2)
     assert [row["job_id"] for row in newest] == [row["job_id"] for row in found[:2]]
     assert following == newest[-1]["job_id"]
