@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import httpx2
 
-from leasehold.client.external_output import OutputBuffer
+from leasehold.client.external_output import MAX_CHARACTERS, MAX_ITEMS, OutputBuffer
 from leasehold.client.objects import OtherBytes, check_answer, read_object
 from leasehold.client.requests import DIRECT, KeyAuth, key_of, url_of
 from leasehold.client.retrying import problem_of
@@ -155,43 +155,69 @@ class Task:
         await self.post("progress", percent=percent, summary=summary)
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
-        """Add a line to the run's log. The line is sent within a second, and before the task is settled.
+        """Add a line to the run's log. The line is sent within a second, and before the task is settled. It is dropped
+        if too many lines wait until the API accepts them; a later line of the log says how many were dropped.
 
         `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; only the first 32
         are sent. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
         """
         if level not in _LEVELS:
             raise ValueError(f"the level of a log line is one of {', '.join(_LEVELS)}, not {level!r}")
-        fields = dict(list(fields.items())[:_MAX_FIELDS])
-        line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
+        self._add_line(message, level, trace, dict(list(fields.items())[:_MAX_FIELDS]))
+
+    def log_failure(self, message: str, trace: str) -> None:
+        """As `log`, at the level error, but the line is kept however many wait: it says why the attempt failed."""
+        self._add_line(message, "error", trace, beyond_bounds=True)
+
+    def _add_line(
+        self,
+        message: str,
+        level: str,
+        trace: str = "",
+        fields: dict[str, Any] | None = None,
+        *,
+        beyond_bounds: bool = False,
+    ) -> None:
+        """Raises TypeError and ValueError for fields that are not JSON."""
+        line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields or {},
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
-        _encode_json(fields)  # raises for fields that are not JSON
-        self._lines.add(line)
+        self._lines.add(line, len(_encode_json(line)), beyond_bounds=beyond_bounds)
 
     def emit(self, chunk: Any) -> bool:
-        """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt
-        has emitted too much, and the API accepts no more of its chunks.
+        """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the chunk is
+        dropped. Either the attempt has emitted too much, and the API accepts no more of its chunks; or too many chunks
+        wait until the API accepts them, and a later line of the log says how many were dropped.
 
         NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
         and ValueError for a value that is not JSON.
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")
+        encoded = _encode_json(chunk)
         # In JSON, a NUL is `\u0000`. But `\\u0000` is a backslash and the text `u0000`. So each `\\` is removed before
         # the search.
-        if "\\u0000" in _encode_json(chunk).replace("\\\\", ""):
+        if "\\u0000" in encoded.replace("\\\\", ""):
             raise ValueError("a chunk cannot hold a NUL character")
-        return self._chunks.add(chunk)
+        return self._chunks.add(chunk, len(encoded))
 
     async def flush(self) -> None:
-        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped, and a log line
-        reports the loss.
+        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped. A log line
+        reports this loss, and another one those that `log` and `emit` have dropped.
 
         Raises httpx2.HTTPError while the API does not answer: a later call sends the same items again. Raises
         LeaseLost, and Refused if the API refuses the key.
         """
         for output in (self._chunks, self._lines):  # the lines last: one may report that a chunk was refused
             while not await self._has_flushed(output):
+                pass
+        line_count, chunk_count = self._lines.take_dropped_count(), self._chunks.take_dropped_count()
+        if line_count or chunk_count:
+            message = (
+                f"{line_count} lines and {chunk_count} chunks of this attempt were dropped before this line: a worker "
+                f"keeps at most {MAX_ITEMS} of each, and {MAX_CHARACTERS} characters, until the API accepts them."
+            )
+            self._add_line(message, "warning", beyond_bounds=True)
+            while not await self._has_flushed(self._lines):
                 pass
 
     async def _has_flushed(self, output: OutputBuffer) -> bool:
@@ -204,7 +230,8 @@ class Task:
             is_lost = output.refuse(divide=error.status in _BODY_REFUSED)
             if is_lost and not self._has_logged_loss:  # once: the API may refuse this line, too
                 self._has_logged_loss = True
-                self.log(f"The API has refused output of this attempt: {error}", level="warning")
+                message = f"The API has refused output of this attempt: {error}"
+                self._add_line(message, "warning", beyond_bounds=True)
             return False
         return True
 
@@ -334,7 +361,7 @@ class ExternalWorker:
 
     async def _fail(self, task: Task, error: Exception, cause: BaseException) -> None:
         """Report that the attempt failed with `error`. `cause`: what the handler raised."""
-        task.log(text_of(error), level="error", trace="".join(traceback.format_exception(cause)))
+        task.log_failure(text_of(error), "".join(traceback.format_exception(cause)))
         await self._settle(task, "fail", **_failure_of(error))
 
     async def _release(self, task: Task) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 #: The most items of one request.
 _ITEMS_PER_REQUEST = 500
+#: The most items that one buffer keeps, and the most characters of their JSON. An attempt stores fewer by default.
+MAX_ITEMS, MAX_CHARACTERS = 20_000, 8 * 2**20
 
 
 class OutputBuffer:
@@ -16,22 +18,41 @@ class OutputBuffer:
     `send(first, items)`: sends the items, and returns whether the attempt is cut (the API accepts no more items of it).
     `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a request that is sent
     again after an outage.
+
+    Items beyond MAX_ITEMS or MAX_CHARACTERS are counted and dropped: else an outage could fill the memory.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
         self._send = send
         self._items: list[Any] = []
+        self._sizes: list[int] = []  # of `_items`
+        self._total_size = 0
+        self._dropped_count = 0
         self._answered_count = 0  # items of the requests that the API has accepted or refused
         self._unanswered_count = 0  # items of the request that has no answer yet
         self._most_items = _ITEMS_PER_REQUEST  # of the next request
         self._is_cut = False
         self._lock = asyncio.Lock()
 
-    def add(self, item: Any) -> bool:
-        """Keep an item for the next request. False: the API accepts no more, and the item is dropped."""
-        if not self._is_cut:
-            self._items.append(item)
-        return not self._is_cut
+    def add(self, item: Any, size: int, *, beyond_bounds: bool = False) -> bool:
+        """Keep an item for the next request. `size`: the characters of its JSON. `beyond_bounds`: keep the item even if
+        the buffer is full. False: the item is dropped, because the API accepts no more, or because the buffer is full.
+        """
+        if self._is_cut:
+            return False
+        is_full = len(self._items) >= MAX_ITEMS or self._total_size + size > MAX_CHARACTERS
+        if is_full and not beyond_bounds:
+            self._dropped_count += 1
+            return False
+        self._items.append(item)
+        self._sizes.append(size)
+        self._total_size += size
+        return True
+
+    def take_dropped_count(self) -> int:
+        """The number of items since the last call that were dropped because the buffer was full."""
+        count, self._dropped_count = self._dropped_count, 0
+        return count
 
     async def flush(self) -> None:
         """Send all items. Raises what `send` raises; the next `flush` then begins with the same request."""
@@ -43,7 +64,7 @@ class OutputBuffer:
                 self._forget_request()
                 self._most_items = min(2 * self._most_items, _ITEMS_PER_REQUEST)  # `refuse` may have reduced it
                 if self._is_cut:
-                    self._items.clear()
+                    self._forget(len(self._items))
 
     def refuse(self, *, divide: bool) -> bool:
         """Note that the API has refused the last request. The next request then has half of the refused items, so that
@@ -59,5 +80,10 @@ class OutputBuffer:
 
     def _forget_request(self) -> None:
         self._answered_count += self._unanswered_count
-        del self._items[: self._unanswered_count]
+        self._forget(self._unanswered_count)
         self._unanswered_count = 0
+
+    def _forget(self, count: int) -> None:
+        """Forget the first `count` items."""
+        self._total_size -= sum(self._sizes[:count])
+        del self._items[:count], self._sizes[:count]

@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.client.external_output import MAX_CHARACTERS, MAX_ITEMS
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.telemetry.attempt_logs import MAX_FIELDS
@@ -342,6 +343,49 @@ async def test_a_worker_that_stops_does_not_wait_for_output_that_the_api_does_no
     async with asyncio.timeout(SECONDS / 2):
         out = await evaluated(STOPS_UNSETTLED, "stream", "silent", "3600")
     assert out.startswith(b"true ")
+
+
+#: Logs and emits while the API is away, as tests/unit/test_external_output.py does in Python.
+OVERFLOWS = f"""
+import {{ Unavailable }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";
+import {{ Task }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+let isAway = true;
+const items = {{ logs: [], stream: [] }};
+const ask = async (verb, {{ first, lines, chunks }}) => {{
+  if (isAway) throw new Unavailable("away");
+  if (first !== items[verb].length + 1) throw new RangeError(`first is ${{first}}`);
+  items[verb].push(...(lines ?? chunks));
+  return {{ cut: false }};
+}};
+const task = new Task({{ task_id: "1", step: "made", files: [], epoch: 1 }}, ask, fetch);
+const text = "x".repeat(65_536);
+const fits = Array.from({{ length: {MAX_ITEMS + 5} }}, (_, number) => task.emit(number));
+for (let number = 0; number < {MAX_CHARACTERS // 65_536 + 5}; number += 1) task.log(text);
+task.logFailure("broken", "");
+console.log(fits.indexOf(false), fits.filter((fit) => !fit).length, await task.flush().catch((error) => error.name));
+isAway = false;
+await task.flush();
+const messages = () => items.logs.map((line) => line.message);
+console.log(items.stream.length, items.stream.at(-1), messages().filter((message) => message === text).length);
+console.log(messages().slice(-2).join("; "));
+for (let number = 0; number < {MAX_ITEMS}; number += 1) task.emit(number);
+task.log("again");
+await task.flush();
+console.log(items.stream.length, messages().at(-1), items.logs.length);
+console.log(task.emit("x".repeat({MAX_CHARACTERS})), task.emit("y".repeat({MAX_CHARACTERS // 2})), task.emit("z"));
+process.exit();
+"""
+
+
+async def test_output_that_waits_for_the_api_has_a_bound_and_the_log_says_what_was_dropped() -> None:
+    """It grew until the memory was full."""
+    async with asyncio.timeout(SECONDS):
+        out = await evaluated(OVERFLOWS)
+    full, sent, lines, again, alone = out.decode().splitlines()
+    kept = MAX_CHARACTERS // 65_536 - 1
+    assert (full, sent) == (f"{MAX_ITEMS} 5 Unavailable", f"{MAX_ITEMS} {MAX_ITEMS - 1} {kept}")
+    assert lines.startswith("broken; 6 lines and 5 chunks of this attempt were dropped before this line: ")
+    assert (again, alone) == (f"{2 * MAX_ITEMS} again {kept + 3}", "false true true")
 
 
 #: A worker whose first heartbeat gets no answer. Prints whether its pauses before the first two are short.

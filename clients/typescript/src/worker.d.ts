@@ -63,8 +63,9 @@ export class Task {
      */
     progress(percent: number, summary?: string): Promise<void>;
     /**
-     * Add a line to the run's log: sent within a second, and before the task is settled. Of `fields` the first 32 are kept.
-     * Throws RangeError for another level, and TypeError for fields that are not JSON.
+     * Add a line to the run's log: sent within a second, and before the task is settled. It is dropped if too many lines wait
+     * until the API accepts them; a later line of the log says how many were dropped. Of `fields` the first 32 are kept. Throws
+     * RangeError for another level, and TypeError for fields that are not JSON.
      * @param {string} message
      * @param {{ level?: Level, trace?: string, fields?: Record<string, unknown> }} [options]
      */
@@ -74,9 +75,16 @@ export class Task {
         fields?: Record<string, unknown>;
     }): void;
     /**
-     * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-     * too much, and the stream is cut. NUL and half characters are taken out of a text, as in a line of the log. Throws TypeError
-     * for another value with one of them, and for what is not JSON.
+     * As `log`, at the level `error`, but the line is kept however many wait: it says why the attempt failed.
+     * @param {string} message
+     * @param {string} trace
+     */
+    logFailure(message: string, trace: string): void;
+    /**
+     * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the chunk is dropped.
+     * Either the attempt has emitted too much, and the stream is cut; or too many chunks wait until the API accepts them, and a
+     * later line of the log says how many were dropped. NUL and half characters are taken out of a text, as in a line of the log.
+     * Throws TypeError for another value with one of them, and for what is not JSON.
      * @param {unknown} chunk
      * @returns {boolean}
      */
@@ -113,8 +121,9 @@ export class Task {
      */
     post(verb: string, body?: object, options?: object): Promise<any>;
     /**
-     * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so. Rejects with LeaseLost,
-     * Unavailable, and with ApiError if the API refuses the key or has failed itself.
+     * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so, and another one what
+     * `log` and `emit` have dropped. Rejects with LeaseLost, Unavailable, and with ApiError if the API refuses the key or has
+     * failed itself.
      */
     flush(): Promise<void>;
     /**

@@ -33,6 +33,9 @@ const EXISTS_ALREADY = 412;
 const TOO_MANY = 429;
 /** The most items of one request with lines or chunks. */
 const MOST_ITEMS = 500;
+/** The most lines, and the most chunks, that wait for the API, and the most characters of their JSON. */
+const MOST_WAITING = 20_000;
+const MOST_CHARACTERS = 8 * 2 ** 20;
 /** The API's limits of what a failure and a line may say. */
 const CODE = /^[a-z][a-z0-9_.-]{0,99}$/;
 const MOST_MESSAGE = 2_000;
@@ -166,36 +169,56 @@ export class Task {
   }
 
   /**
-   * Add a line to the run's log: sent within a second, and before the task is settled. Of `fields` the first 32 are kept.
-   * Throws RangeError for another level, and TypeError for fields that are not JSON.
+   * Add a line to the run's log: sent within a second, and before the task is settled. It is dropped if too many lines wait
+   * until the API accepts them; a later line of the log says how many were dropped. Of `fields` the first 32 are kept. Throws
+   * RangeError for another level, and TypeError for fields that are not JSON.
    * @param {string} message
    * @param {{ level?: Level, trace?: string, fields?: Record<string, unknown> }} [options]
    */
   log(message, { level = "info", trace = "", fields = {} } = {}) {
     if (!LEVELS.includes(level)) throw new RangeError(`the level of a log line is one of ${LEVELS.join(", ")}, not ${level}`);
-    const kept = Object.fromEntries(Object.entries(fields).slice(0, MOST_FIELDS));
-    toJson(kept);
-    this.#lines.add({
-      message: sendable(message).slice(0, MOST_TEXT),
-      level,
-      logger: this.step,
-      fields: kept,
-      traceback: sendable(trace).slice(-MOST_TEXT),
-      at: new Date().toISOString(),
-    });
+    this.#addLine(message, level, { trace, fields: Object.fromEntries(Object.entries(fields).slice(0, MOST_FIELDS)) });
   }
 
   /**
-   * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-   * too much, and the stream is cut. NUL and half characters are taken out of a text, as in a line of the log. Throws TypeError
-   * for another value with one of them, and for what is not JSON.
+   * As `log`, at the level `error`, but the line is kept however many wait: it says why the attempt failed.
+   * @param {string} message
+   * @param {string} trace
+   */
+  logFailure(message, trace) {
+    this.#addLine(message, "error", { trace, beyondBounds: true });
+  }
+
+  /**
+   * @param {string} message
+   * @param {Level} level
+   * @param {{ trace?: string, fields?: Record<string, unknown>, beyondBounds?: boolean }} options
+   */
+  #addLine(message, level, { trace = "", fields = {}, beyondBounds = false }) {
+    const line = {
+      message: sendable(message).slice(0, MOST_TEXT),
+      level,
+      logger: this.step,
+      fields,
+      traceback: sendable(trace).slice(-MOST_TEXT),
+      at: new Date().toISOString(),
+    };
+    this.#lines.add(line, toJson(line).length, beyondBounds);
+  }
+
+  /**
+   * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the chunk is dropped.
+   * Either the attempt has emitted too much, and the stream is cut; or too many chunks wait until the API accepts them, and a
+   * later line of the log says how many were dropped. NUL and half characters are taken out of a text, as in a line of the log.
+   * Throws TypeError for another value with one of them, and for what is not JSON.
    * @param {unknown} chunk
    * @returns {boolean}
    */
   emit(chunk) {
     const storable = typeof chunk === "string" ? sendable(chunk) : chunk;
-    if (escapes(toJson(storable)).includes("\\u0000")) throw new TypeError("a chunk cannot hold a NUL character");
-    return this.#chunks.add(storable);
+    const json = toJson(storable);
+    if (escapes(json).includes("\\u0000")) throw new TypeError("a chunk cannot hold a NUL character");
+    return this.#chunks.add(storable, json.length);
   }
 
   /**
@@ -284,12 +307,21 @@ export class Task {
   }
 
   /**
-   * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so. Rejects with LeaseLost,
-   * Unavailable, and with ApiError if the API refuses the key or has failed itself.
+   * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so, and another one what
+   * `log` and `emit` have dropped. Rejects with LeaseLost, Unavailable, and with ApiError if the API refuses the key or has
+   * failed itself.
    */
   async flush() {
     // The lines last: one may say that a chunk was refused.
     for (const output of [this.#chunks, this.#lines]) while (!(await this.#hasFlushed(output)));
+    const lines = this.#lines.takeDropped();
+    const chunks = this.#chunks.takeDropped();
+    if (lines + chunks === 0) return;
+    const message =
+      `${lines} lines and ${chunks} chunks of this attempt were dropped before this line: a worker keeps at most ` +
+      `${MOST_WAITING} of each, and ${MOST_CHARACTERS} characters, until the API accepts them.`;
+    this.#addLine(message, "warning", { beyondBounds: true });
+    while (!(await this.#hasFlushed(this.#lines)));
   }
 
   /**
@@ -305,7 +337,8 @@ export class Task {
       // Once: the API may refuse this line, too.
       if (isLost && !this.#hasLoggedLoss) {
         this.#hasLoggedLoss = true;
-        this.log(`The API has refused output of this attempt: ${error.code}: ${error.message}`, { level: "warning" });
+        const message = `The API has refused output of this attempt: ${error.code}: ${error.message}`;
+        this.#addLine(message, "warning", { beyondBounds: true });
       }
       return false;
     }
@@ -473,7 +506,7 @@ export class ExternalWorker {
     } else {
       const failure = failureOf(error);
       const trace = error instanceof Error ? (error.stack ?? "") : "";
-      task.log(`${failure.code}: ${failure.message}`, { level: "error", trace });
+      task.logFailure(`${failure.code}: ${failure.message}`, trace);
       await this.#settle(task, "fail", failure, grace);
     }
   }
@@ -605,12 +638,20 @@ class Grace {
 
 /**
  * The items of one attempt that the API has yet to get: the lines of its log, or the chunks of its stream. The API keeps a
- * repeated request once: so after an outage the same items are sent again.
+ * repeated request once: so after an outage the same items are sent again. Items beyond MOST_WAITING or MOST_CHARACTERS are
+ * counted and dropped: else an outage could fill the memory.
  */
 class Output {
   #send;
   /** @type {unknown[]} */
   #items = [];
+  /**
+   * The characters of each item's JSON.
+   * @type {number[]}
+   */
+  #sizes = [];
+  #size = 0;
+  #dropped = 0;
   #sent = 0;
   /** Items of the request that has got no answer. */
   #sending = 0;
@@ -626,12 +667,28 @@ class Output {
   }
 
   /**
-   * False: the attempt is cut, and has no room for the item.
+   * False: the item is dropped, because the attempt is cut, or because too much waits for the API.
    * @param {unknown} item
+   * @param {number} size the characters of its JSON
+   * @param {boolean} [beyondBounds] whether the item is kept however much waits
    */
-  add(item) {
-    if (!this.#isCut) this.#items.push(item);
-    return !this.#isCut;
+  add(item, size, beyondBounds = false) {
+    if (this.#isCut) return false;
+    if (!beyondBounds && (this.#items.length >= MOST_WAITING || this.#size + size > MOST_CHARACTERS)) {
+      this.#dropped += 1;
+      return false;
+    }
+    this.#items.push(item);
+    this.#sizes.push(size);
+    this.#size += size;
+    return true;
+  }
+
+  /** How many items since the last call were dropped because too much waited for the API. */
+  takeDropped() {
+    const dropped = this.#dropped;
+    this.#dropped = 0;
+    return dropped;
   }
 
   /** Send all items. Rejects as the request does: then the next `flush` begins with the same request. */
@@ -648,7 +705,7 @@ class Output {
       this.#forget();
       this.#most = Math.min(2 * this.#most, MOST_ITEMS);
       this.#isCut = cut;
-      if (cut) this.#items = [];
+      if (cut) this.#remove(this.#items.length);
     }
   }
 
@@ -670,8 +727,14 @@ class Output {
   /** Forget the request that the API has answered or refused. */
   #forget() {
     this.#sent += this.#sending;
-    this.#items.splice(0, this.#sending);
+    this.#remove(this.#sending);
     this.#sending = 0;
+  }
+
+  /** @param {number} count of the first items */
+  #remove(count) {
+    this.#items.splice(0, count);
+    for (const size of this.#sizes.splice(0, count)) this.#size -= size;
   }
 }
 
