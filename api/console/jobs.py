@@ -31,6 +31,7 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
 from leasehold.db import job_lists, job_reads, saved_views
 from leasehold.db.job_lists import Listing
 from leasehold.db.job_reads import Row
@@ -51,8 +52,6 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
-#: Seconds after which `act_on_picked` begins with no further job. A locked job takes up to LEASEHOLD_DATABASE_TIMEOUT.
-_ACT_SECONDS = 30.0
 #: Prepared filters, by name. No index finds the jobs of all tenants by their status. So for an operator, `views_of`
 #: adds the operator's own tenant to each filter that has no `created:`.
 VIEWS = (
@@ -215,11 +214,8 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
     async def act() -> Outcome:
         refusals = Counter[str]()  # how many jobs were refused for each reason
         async with services_of(request).bulk.turn(caller.tenant_id):  # each job has its own time for PostgreSQL
-            ends_at = monotonic() + _ACT_SECONDS
+            ends_at = monotonic() + BULK_SECONDS
             for index, job_id in enumerate(ids):
-                if monotonic() > ends_at:
-                    refusals["PostgreSQL was too slow for the jobs before, so nothing was tried."] += len(ids) - index
-                    break
                 try:
                     await act_on_job(job_id)
                 except RequestError as error:
@@ -228,7 +224,11 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
                     if not may_try_again(error):
                         raise
                     DATABASE.record_error(error, "picked jobs")
-                    refusals["PostgreSQL did not answer in time, perhaps because the job is locked."] += 1
+                    refusals[not_in_time().message] += 1
+                    untried_count = len(ids) - index - 1
+                    if untried_count and monotonic() > ends_at:
+                        refusals["PostgreSQL was too slow for the jobs before, so nothing was tried."] += untried_count
+                        break
         done_count = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [

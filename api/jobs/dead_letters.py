@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
+from time import monotonic
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -29,11 +30,14 @@ from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
 from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import DeadLetterFilter, Row
-from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
+from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany, Unavailable
 from leasehold.domain.kind import RUN
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)
@@ -137,8 +141,9 @@ async def largest_groups(
     summary="Replay the dead letters that match a filter",
     description="`refused` names the jobs that cannot be replayed now, each with its code: another run has the same "
     "scope or dedupe key (`same_scope_running`, `same_key_running`), or the template was deleted. The others are "
-    "replayed, until a limit of the tenant is full: the jobs after that are not tried, and neither list names them. "
-    "With `canary` only the latest is replayed.",
+    "replayed, until a limit of the tenant is full: the jobs after that are not tried, and neither list names them. A "
+    "job that somebody else has locked for long is refused with `database_unavailable`. With `canary` only the latest "
+    "is replayed.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
@@ -191,25 +196,50 @@ async def _replay_each(
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
     replayed. The job at the full limit and the jobs after it are in neither result. If no job was replayed before,
     raises TooMany.
+
+    A job that PostgreSQL does not write in time is refused. After BULK_SECONDS, no further job is tried after it. If no
+    job was replayed, raises Unavailable.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
+    away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
+    ends_at = monotonic() + BULK_SECONDS
     try:
         for job_id in job_ids:
             try:
-                effects = await _replay(services, connection, caller, job_id)
+                effects = await _replay_in_time(services, connection, caller, job_id)
             except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
                 refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
             except TooMany:
                 if not replayed:
                     raise
                 break
+            except Unavailable as error:  # this job may be locked, or PostgreSQL may be away
+                away = error
+                refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
+                if monotonic() > ends_at:
+                    break
             else:
                 if effects is not None:
                     replayed.append(effects)
+        if away is not None and not replayed:
+            raise away
     finally:
         await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
     return replayed, refused
+
+
+async def _replay_in_time(
+    services: Services, connection: Connection, caller: Caller, job_id: UUID
+) -> CreatedRun | None:
+    """As `_replay`. Raises Unavailable in place of TRY_AGAIN."""
+    try:
+        return await _replay(services, connection, caller, job_id)
+    except TRY_AGAIN as error:
+        if not may_try_again(error):
+            raise
+        DATABASE.record_error(error, "replays")
+        raise not_in_time() from error
 
 
 class _NotFailedAnyMore(Exception):

@@ -5,6 +5,7 @@ step's request to a provider).
 from __future__ import annotations
 
 from http import HTTPStatus
+from time import monotonic
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -21,10 +22,13 @@ from leasehold.api.jobs.schemas import BulkSettleRequest, SettleRequest, Unsettl
 from leasehold.api.jobs.settling import settle
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
 from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.security.egress import shown_host
+from leasehold.telemetry.outages import DATABASE
 
 router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
@@ -216,7 +220,8 @@ async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller
     "/unsettled/settle",
     operation_id="settleJobs",
     summary="Settle many orders, each by itself",
-    description="`refused` names the jobs that could not be settled, each with its code. The others are settled.",
+    description="`refused` names the jobs that could not be settled, each with its code, such as "
+    "`database_unavailable` for one that somebody else has locked for long. The others are settled.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
@@ -229,7 +234,8 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
     async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
-        for item in body.settlements:
+        ends_at = monotonic() + BULK_SECONDS
+        for index, item in enumerate(body.settlements):
             try:
                 permitted_job = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, permitted_job, item)
@@ -239,6 +245,19 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             except RequestError as error:  # this job cannot be settled; the others can
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
+            except TRY_AGAIN as error:  # this job may be locked, or PostgreSQL may be away
+                is_last = index == len(body.settlements) - 1
+                if not may_try_again(error) or (not settled_ids and (is_last or monotonic() > ends_at)):
+                    raise
+                DATABASE.record_error(error, "settlements")
+                refusal = not_in_time()
+                untried = body.settlements[index + 1 :] if monotonic() > ends_at else []
+                refusals += [
+                    {"job_id": each.job_id, "code": refusal.code, "detail": refusal.message}
+                    for each in (item, *untried)
+                ]
+                if untried:
+                    break
             else:
                 settled_ids.append(item.job_id)
     return json_response({"settled": settled_ids, "refused": refusals}, HTTPStatus.ACCEPTED, limit_headers)

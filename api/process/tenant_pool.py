@@ -17,6 +17,9 @@ from leasehold.settings import Settings
 
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
+#: A bulk write of many jobs goes on after a job that PostgreSQL does not write in time, because it may be the only one
+#: that is locked. After this many seconds since its begin it does not go on: PostgreSQL may be away.
+BULK_SECONDS = 30.0
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
@@ -89,6 +92,11 @@ class BulkWrites:
             at_most=self._per_tenant,
             retry_after=_RETRY_SECONDS,
         )
+
+
+def not_in_time() -> Unavailable:
+    """The refusal of a job of a bulk write that PostgreSQL did not write in time."""
+    return Unavailable("database_unavailable", "PostgreSQL did not answer in time, perhaps because the job is locked.")
 
 
 def _busy() -> Unavailable:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from leasehold.api.console import jobs
 from leasehold.api.http.idempotent import Answer, once_over_transactions
+from leasehold.api.jobs import dead_letters, unsettled
 from leasehold.api.process import deadline
 from leasehold.db.database import Connection, connected
 from leasehold.settings import Settings
@@ -62,7 +64,7 @@ async def test_many_locked_jobs_end_the_act(
     person: MakePerson, maker: Maker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL may be away: the person waits only so long for all."""
-    monkeypatch.setattr(jobs, "_ACT_SECONDS", 1.0)
+    monkeypatch.setattr(jobs, "BULK_SECONDS", 1.0)
     somebody, picked = await person(), await failed_runs(maker, 3)
     fields = {"job": [str(job_id) for job_id in picked], "action": "retry", "once": await form_on(somebody, "/jobs")}
     async with locked(settings, *picked):
@@ -72,6 +74,61 @@ async def test_many_locked_jobs_end_the_act(
     assert sentence.endswith("2 refused: PostgreSQL was too slow for the jobs before, so nothing was tried.")
     monkeypatch.undo()
     assert (await press(somebody, "/jobs/act", **fields))[1] == ("good", "3 of 3 jobs retried.")
+
+
+@pytest.mark.parametrize("act", ["settle", "replay"])
+async def test_a_locked_job_does_not_prevent_the_others_of_a_request(
+    maker: Maker, settings: Settings, act: str
+) -> None:
+    """The answer names it. A request of which nothing was done answers 503, as in an outage."""
+    if act == "replay":
+        picked = await failed_runs(maker, 3)
+        body: dict[str, Any] = {"code": "broken"}
+        path, done = "/v1/dead-letters/replay", "replayed"
+    else:
+        picked = [await maker.make("generation") for _ in range(3)]
+        for job_id in picked:
+            await maker.fail(job_id, "submit_outcome_unknown")
+        body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
+        path, done = "/v1/unsettled/settle", "settled"
+    async with locked(settings, picked[1]):
+        answer = await maker.client.post(path, json=body)
+        assert answer.status_code == 202, answer.text
+        assert sorted(answer.json()[done]) == sorted([str(picked[0]), str(picked[2])])
+        refusals = answer.json()["refused"]
+        assert [(one["job_id"], one["code"]) for one in refusals] == [(str(picked[1]), "database_unavailable")]
+        if act == "settle":
+            body["settlements"] = body["settlements"][1:2]
+        assert (await maker.client.post(path, json=body)).status_code == 503
+    again = await maker.client.post(path, json=body)
+    assert (again.status_code, again.json()[done]) == (202, [str(picked[1])])
+
+
+@pytest.mark.parametrize("act", ["settle", "replay"])
+async def test_a_request_tries_no_job_after_a_locked_one_that_took_too_long(
+    maker: Maker, settings: Settings, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    monkeypatch.setattr(dead_letters if act == "replay" else unsettled, "BULK_SECONDS", 1.0)
+    if act == "replay":
+        picked = list(reversed(await failed_runs(maker, 3)))  # the latest first
+        body: dict[str, Any] = {"code": "broken"}
+        path, done = "/v1/dead-letters/replay", "replayed"
+    else:
+        picked = [await maker.make("generation") for _ in range(3)]
+        for job_id in picked:
+            await maker.fail(job_id, "submit_outcome_unknown")
+        body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
+        path, done = "/v1/unsettled/settle", "settled"
+    async with locked(settings, picked[1]):
+        answer = await maker.client.post(path, json=body)
+        assert (answer.status_code, answer.json()[done]) == (202, [str(picked[0])])
+        refused = [one["job_id"] for one in answer.json()["refused"]]
+        assert refused == [str(job_id) for job_id in (picked[1:] if act == "settle" else picked[1:2])]
+        if act == "settle":
+            body["settlements"] = body["settlements"][1:]
+        assert (await maker.client.post(path, json=body)).status_code == 503
+    again = await maker.client.post(path, json=body)
+    assert (again.status_code, again.json()[done]) == (202, [str(job_id) for job_id in picked[1:]])
 
 
 async def test_a_press_that_ran_out_of_time_is_repeated_at_once(
