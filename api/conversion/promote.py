@@ -159,10 +159,9 @@ async def _answer_without_call(
         raise NotFound("job_not_found", "There is no such conversion.")
     if row["promoted"] is None:
         raise promotions.in_progress()
-    if set(row["promoted"]) != set(keys):
-        raise Conflict("already_promoted", "The conversion was promoted to other keys.")
-    if promoted_artifacts is not None and promoted_artifacts != artifacts_by_key:
-        raise Conflict("already_promoted", "The conversion was promoted to these keys, with other artifacts.")
+    has_other_artifacts = promoted_artifacts is not None and promoted_artifacts != artifacts_by_key
+    if set(row["promoted"]) != set(keys) or has_other_artifacts:
+        raise Conflict("already_promoted", "The conversion was promoted to other keys, or with other artifacts.")
     return Promoted(job_id=job_id, promoted_object_keys=row["promoted"])
 
 

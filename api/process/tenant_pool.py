@@ -20,6 +20,7 @@ _RETRY_SECONDS = 1.0
 #: A bulk write of many jobs goes on after a job that PostgreSQL does not write in time, because it may be the only one
 #: that is locked. After this many seconds since its begin it does not go on: PostgreSQL may be away.
 BULK_SECONDS = 30.0
+_NOT_IN_TIME = "PostgreSQL did not answer in time, perhaps because the job is locked."
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
@@ -96,7 +97,7 @@ class BulkWrites:
 
 def not_in_time() -> Unavailable:
     """The refusal of a job of a bulk write that PostgreSQL did not write in time."""
-    return Unavailable("database_unavailable", "PostgreSQL did not answer in time, perhaps because the job is locked.")
+    return Unavailable("database_unavailable", _NOT_IN_TIME)
 
 
 def _busy() -> Unavailable:
