@@ -121,7 +121,7 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
         raise Conflict("task_id_reused", "Another generation has this task_id.")
     if row["consumed_at"] is not None:
         raise Conflict(
-            "result_consumed", "This order was made, and its result was consumed. To order again, use another task_id."
+            "result_consumed", "This order has ended, and its result was consumed. To order again, use another task_id."
         )
     job_id: UUID = row["job_id"]
     return job_id
