@@ -149,13 +149,13 @@ async def _withdraw_adopted(
     body: SettleRequest,
 ) -> CreatedRun:
     """Record the adopted order of a cancelled or expired job, and let the kind withdraw it at the provider, as it does
-    with the orders of such jobs whose id it knows.
+    with the orders of such jobs whose id it knows. Raises Conflict if the job cannot adopt the order, or not now.
     """
-    after_cancel = access.kind.operations.after_cancel
-    if body.ref is None or after_cancel is None:
+    after_adoption = access.kind.operations.after_adoption
+    if body.ref is None or after_adoption is None:
         raise _cannot_go_on(step)
     await resolving.record(connection, step, orders.adopted(body.ref, step.note))
-    hints = await after_cancel(connection, services.settings, access.id, access.acting_caller.tenant_id)
+    hints = await after_adoption(connection, services.settings, access.id, access.acting_caller.tenant_id)
     return CreatedRun(access.id, hints, ())
 
 

@@ -50,9 +50,12 @@ class RetryTerms:
     limits: Sequence[ConcurrencyLimit] = ()
 
 
-#: Called with (connection, settings, job id, tenant) in the transaction of a cancel, and in the transaction in which a
-#: cancelled or expired job adopts its order. Returns the hints (messages about due tasks) to publish after the commit.
+#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
+#: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
+#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order. It withdraws the
+#: order. Raises Conflict if the job may not adopt the order now.
+AfterAdoption: TypeAlias = AfterCancel
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
@@ -82,7 +85,7 @@ class UnknownOrders:
     member of that note with which `step` records that it is about to order. The member must stay until an attempt knows
     that nothing was ordered: it makes the order an unknown one, whatever the job's error is. `sent(parameters, note,
     job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step` succeeds. Another step
-    must need `step`: it continues with this value. (A cancelled or expired job does not: its `after_cancel` withdraws
+    must need `step`: it continues with this value. (A cancelled or expired job does not: its `after_adoption` withdraws
     the order.) `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened`
     is the object that `Kind.opens` has opened. `is_of_installation(parameters)` returns whether the job ordered with
     the installation's own account. Jobs of other tenants use this account, too, so only one job of all tenants can
@@ -103,6 +106,7 @@ class KindOperations:
 
     unknown_orders: UnknownOrders | None = None
     after_cancel: AfterCancel | None = None
+    after_adoption: AfterAdoption | None = None
     before_retry: BeforeRetry | None = None
     after_retry: AfterRetry | None = None
 

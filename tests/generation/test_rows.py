@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -11,7 +12,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.housekeeping import _WITHDRAWALS
-from leasehold.pipelines.generation.operations import withdraw
+from leasehold.pipelines.generation.operations import withdraw, withdraw_adopted
 from leasehold.pipelines.generation.pipeline import generation
 from leasehold.pipelines.generation.rows import NewGeneration
 from leasehold.settings import Settings
@@ -126,3 +127,29 @@ async def test_a_withdrawal_is_written_of_ones_own_generation_unless_there_is_on
     assert await withdraw(connection, generation_settings, job_id, "acme") == []
     await connection.execute(change)
     assert len(await withdraw(connection, generation_settings, job_id, "acme")) == ("rival" in change)
+
+
+class _WithdrawalEndsMeanwhile:
+    """A connection. After its first query the withdrawal ends, and has withdrawn nothing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def fetchval(self, *query: Any) -> Any:
+        answer = await self._connection.fetchval(*query)
+        ended = "UPDATE job SET status = 'succeeded', finished_at = clock_timestamp()"
+        await self._connection.execute(f"{ended} WHERE {WITHDRAWAL} AND finished_at IS NULL")
+        return answer
+
+
+async def test_no_order_is_adopted_whose_withdrawal_ends_meanwhile(
+    client: Client, connection: Connection, generation_settings: Settings
+) -> None:
+    job_id = await job_of(client, await client.ordered("a lighthouse"))
+    await withdraw(connection, generation_settings, job_id, "acme")
+    assert await withdraw_adopted(connection, generation_settings, job_id, "acme") == []
+    meanwhile: Any = _WithdrawalEndsMeanwhile(connection)
+    with pytest.raises(Conflict) as refused:
+        await withdraw_adopted(meanwhile, generation_settings, job_id, "acme")
+    assert refused.value.code == "order_being_withdrawn"
+    assert len(await withdraw_adopted(connection, generation_settings, job_id, "acme")) == 1

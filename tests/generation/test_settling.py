@@ -281,6 +281,57 @@ async def test_an_order_that_a_job_adopts_which_has_ended_for_good_is_withdrawn(
     await assert_history(rows, job_id)
 
 
+@pytest.mark.parametrize("end", ["its end", "its lease"])
+async def test_no_order_is_adopted_that_a_running_withdrawal_may_miss(
+    people: list[httpx2.AsyncClient], generation_settings: Settings, simulator: Simulator, rows: Rows, end: str
+) -> None:
+    """The attempt may have read that there is no order. `end`: after it, the adoption is accepted."""
+    body = {"provider": TOKEN, "prompt": "a cat #never #lost"}
+    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while await rows.statuses(job_id) != {"submit": "retry", "poll": "blocked", "store": "blocked"}:
+            await asyncio.sleep(0.02)
+    await let_end(rows.connection, people, job_id, "cancelled")
+    (bought,) = simulator.bought
+    (claimed,) = await claims.claim_due(rows.connection, rows.terms, ["generation"], 10)
+    assert claimed.step == "withdraw"
+    adoption = {"action": "adopt", "ref": bought.id}
+    refused = await people[0].post(f"/v1/jobs/{job_id}/settle", json=adoption)
+    said = problem(refused, 409, "order_being_withdrawn")
+    assert str(claimed.job_id) in said["detail"]
+    assert int(refused.headers["retry-after"]) > 0
+    assert [item["job_id"] for item in await unsettled(people[0])] == [str(job_id)]
+    if end == "its end":
+        value = {"stopped": False, "because": "it is unknown whether there is one"}
+        await settlements.complete(rows.connection, [Completion(claimed.lease, value=value)])
+    else:
+        await sweeps.expire_leases(rows.connection, [claimed.lease.owner], max_losses=9)
+    answer = await people[0].post(f"/v1/jobs/{job_id}/settle", json=adoption)
+    assert answer.status_code == 202, answer.text
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while not bought.cancelled:
+            await asyncio.sleep(0.02)
+    assert await unsettled(people[0]) == []
+
+
+async def test_who_adopts_an_order_waits_for_nobody_who_holds_its_withdrawal(
+    people: list[httpx2.AsyncClient], rows: Rows
+) -> None:
+    """Whoever holds it may wait for the generation, which the adoption holds, or may begin to run the withdrawal."""
+    body = {"provider": TOKEN, "prompt": "a cat"}
+    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    (claimed,) = await claims.claim_due(rows.connection, rows.terms, ["generation"], 10)
+    await notes.remember(rows.connection, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
+    await sweeps.expire_leases(rows.connection, [claimed.lease.owner], max_losses=9)
+    await let_end(rows.connection, people, job_id, "cancelled")
+    adoption = {"action": "adopt", "ref": "g1"}
+    async with rows.connection.transaction():
+        await rows.connection.execute("SELECT FROM job WHERE exclusive_key = $1 FOR UPDATE", str(job_id))
+        refused = await people[0].post(f"/v1/jobs/{job_id}/settle", json=adoption)
+        problem(refused, 409, "order_being_withdrawn")
+    assert (await people[0].post(f"/v1/jobs/{job_id}/settle", json=adoption)).status_code == 202
+
+
 async def test_a_withdrawal_that_knows_no_order_says_whether_there_may_be_one(
     people: list[httpx2.AsyncClient], generation_settings: Settings, rows: Rows
 ) -> None:

@@ -28,7 +28,7 @@ from leasehold.transitions.jobs.deadlines import extend_deadline, set_deadline
 
 #: The step that sends the order.
 _ORDERING_STEP = "submit"
-#: The Retry-After, in seconds, for a client whose retry is refused because of a withdrawal.
+#: The Retry-After, in seconds, for a client whose retry or adoption is refused because of a withdrawal.
 _WITHDRAWAL_SECONDS = 5
 
 
@@ -44,7 +44,13 @@ def operations() -> KindOperations:
         adoptable=is_adoptable,
         is_of_installation=is_of_installation,
     )
-    return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms, after_retry=after_retry)
+    return KindOperations(
+        orders,
+        after_cancel=withdraw,
+        after_adoption=withdraw_adopted,
+        before_retry=retry_terms,
+        after_retry=after_retry,
+    )
 
 
 #: The parameters of an order that are shown to people.
@@ -101,6 +107,27 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
     return await jobs.submit(connection, [job])
 
 
+async def withdraw_adopted(
+    connection: Connection, settings: Settings, job_id: UUID, tenant_id: str
+) -> Sequence[Announcement]:
+    """As `withdraw`, in the transaction in which an ended generation adopts its order. An unfinished withdrawal that no
+    worker runs withdraws the adopted order: the lock keeps workers from it until the adoption is committed.
+
+    Raises Conflict `order_being_withdrawn` if a worker may run the withdrawal just now: it may have read the generation
+    before the adoption, and then ends without having withdrawn anything.
+    """
+    withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
+    if withdrawal_id is None:
+        return await withdraw(connection, settings, job_id, tenant_id)
+    # SKIP LOCKED as in `keep_order`.
+    is_idle = await connection.fetchval(
+        "SELECT leased = 0 FROM job WHERE id = $1 AND finished_at IS NULL FOR UPDATE SKIP LOCKED", withdrawal_id
+    )
+    if not is_idle:
+        raise _being_withdrawn(withdrawal_id)
+    return []
+
+
 async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll
     ends a generation at its deadline, and cancels the order. But no worker polled an expired job at its deadline. The
@@ -143,12 +170,7 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     same error if the retry begins at `submit`: the id of the new order would replace the id of the first order. Then
     nobody could withdraw the first order.
     """
-    withdrawal_id = await connection.fetchval(
-        "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
-        tenant_id,
-        withdrawal.name,
-        str(job_id),
-    )
+    withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
         return []
     # SKIP LOCKED avoids a deadlock: another transaction may hold the lock of the withdrawal and wait for the lock of
@@ -160,9 +182,24 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
         )
         if cancellation.states.get(withdrawal_id) in JOB_TERMINAL:
             return cancellation.ended
-    raise Conflict(
+    raise _being_withdrawn(withdrawal_id)
+
+
+async def _unfinished_withdrawal(connection: Connection, job_id: UUID, tenant_id: str) -> UUID | None:
+    """The unfinished withdrawal of this generation's order. There is at most one."""
+    withdrawal_id: UUID | None = await connection.fetchval(
+        "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
+        tenant_id,
+        withdrawal.name,
+        str(job_id),
+    )
+    return withdrawal_id
+
+
+def _being_withdrawn(withdrawal_id: UUID) -> Conflict:
+    return Conflict(
         "order_being_withdrawn",
-        f"The order is being withdrawn at its provider: retry the generation once job {withdrawal_id} has ended.",
+        f"The order is being withdrawn at its provider: try again once job {withdrawal_id} has ended.",
         retry_after=_WITHDRAWAL_SECONDS,
     )
 
