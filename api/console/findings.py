@@ -15,10 +15,10 @@ from leasehold.api.console.rendering import span
 from leasehold.api.fleet.health import readiness_of
 from leasehold.api.jobs.dead_letters import dead_letter_filter
 from leasehold.api.jobs.explain import Depth, explain
-from leasehold.api.jobs.unsettled import What, to_be_settled_by_people
+from leasehold.api.jobs.unsettled import What, count_unknown_orders
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
-from leasehold.db import job_reads, overview_reads, run_reads, unsettled
+from leasehold.db import job_reads, overview_reads, run_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
@@ -28,10 +28,10 @@ from leasehold.transitions.jobs import EXTERNAL
 #: is at least 20 tasks), and at _MAX_LETTERS dead letters (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. Unsettled
-#: orders are searched in the _MAX_SEARCHED newest jobs with an error of each pipeline, and as many cancelled ones, and
-#: counted up to _MAX_UNSETTLED.
-#: Steps on which no external worker works are counted up to the same number.
-_MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
+#: orders are searched in the _MAX_SEARCHED newest jobs with an error of each pipeline that orders, as many of each code
+#: of such orders, and ten times as many cancelled jobs. A finding about older orders that the search has left out would
+#: never go away in a tenant with many such jobs.
+_MAX_SEARCHED = 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
@@ -205,15 +205,10 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     findings.
     """
     findings = []
-    ordering = to_be_settled_by_people(services, caller, caller.tenant_id)
-    if ordering:
-        orders, searched_to = await unsettled.orders(
-            connection, caller.tenant_id, ordering, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
-        )
-        has_more = searched_to is not None
-        if_one = f"The outcome of {_at_least('one order', has_more=has_more)} is unknown."
-        if_many = "orders have an unknown outcome."
-        findings += _unsettled("orders", len(orders), if_one, if_many, has_more=has_more)
+    orders, has_more = await count_unknown_orders(connection, services, caller, _MAX_SEARCHED)
+    if_one = f"The outcome of {_at_least('one order', has_more=has_more)} is unknown."
+    if_many = "orders have an unknown outcome."
+    findings += _unsettled("orders", orders, if_one, if_many, has_more=has_more)
     if RUNS_READ in caller.scopes:
         seconds = services.settings.external_silent_seconds
         steps = await overview_reads.silent_steps(connection, caller.tenant_id, seconds)
@@ -221,7 +216,7 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
             "One due step has no external worker.",
             "due steps have no external worker.",
         )
-        findings += _unsettled("external", steps, if_one, if_many, has_more=steps >= _MAX_UNSETTLED)
+        findings += _unsettled("external", steps, if_one, if_many, has_more=steps >= overview_reads.MAX_SILENT)
     return findings
 
 

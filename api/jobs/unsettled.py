@@ -4,6 +4,7 @@ step's request to a provider).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from time import monotonic
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
 from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
+from leasehold.kinds.job_kinds import UnknownOrders
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.security.egress import shown_host
 from leasehold.telemetry.outages import DATABASE
@@ -88,33 +90,50 @@ async def read_unsettled(
     return await read_items(connection, services, caller, tenant_id, before, limit)
 
 
-def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """The steps whose orders people may have to settle, each by its pipeline, its name and the member of its note that
-    records the order. Kinds that the caller may not read are left out. `unknown_orders`: how people settle the orders
-    of a kind; None: the kind has no orders.
+async def count_unknown_orders(
+    connection: Connection, services: Services, caller: Caller, max_searched: int
+) -> tuple[int, bool]:
+    """How many orders of the caller's tenant people have to settle, and whether there may be more in jobs that were not
+    searched (`max_searched` as for `unsettled.count_orders`). Only kinds that the caller may read are counted.
+    """
+    orders_by_pipeline = _unknown_orders(services, caller, caller.tenant_id)
+    if not orders_by_pipeline:
+        return 0, False
+    codes = {code for orders in orders_by_pipeline.values() for code in orders.codes}
+    ordering = _ordering(orders_by_pipeline)
+    return await unsettled.count_orders(connection, caller.tenant_id, ordering, sorted(codes), max_searched)
+
+
+def _unknown_orders(services: Services, caller: Caller, tenant_id: str) -> dict[str, UnknownOrders]:
+    """How people settle the orders of each pipeline that has orders. Kinds that the caller may not read are left
+    out.
     """
     kinds = services.job_kinds
-    return [
-        (pipeline, orders.step, orders.intent)
+    return {
+        pipeline: orders
         for pipeline in kinds.permitted_jobs(tenant_id, caller.scopes, write=False).pipelines
         if (orders := kinds.of(pipeline, is_run=False).operations.unknown_orders) is not None
-    ]
+    }
+
+
+def _ordering(orders_by_pipeline: Mapping[str, UnknownOrders]) -> list[tuple[str, str, str]]:
+    """The steps that order, each by its pipeline, its name and the member of its note that records the order."""
+    return [(pipeline, orders.step, orders.intent) for pipeline, orders in orders_by_pipeline.items()]
 
 
 async def _read_orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     kinds = services.job_kinds
-    ordering = to_be_settled_by_people(services, caller, tenant_id)
-    if not ordering:
+    orders_by_pipeline = _unknown_orders(services, caller, tenant_id)
+    if not orders_by_pipeline:
         return [], None
-    rows, next_id = await unsettled.orders(connection, tenant_id, ordering, before, limit)
+    rows, next_id = await unsettled.orders(connection, tenant_id, _ordering(orders_by_pipeline), before, limit)
     items = []
     for row in rows:
         kind = kinds.of(row["pipeline"], is_run=False)
-        assert kind.operations.unknown_orders is not None
         # `note`: what the step wrote down before it sent the order.
-        sent_order = kind.operations.unknown_orders.sent(row["params"], row["note"], row["job_id"])
+        sent_order = orders_by_pipeline[row["pipeline"]].sent(row["params"], row["note"], row["job_id"])
         because = "The job was cancelled." if row["error"] is None else row["error"]["message"]
         items.append({
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],

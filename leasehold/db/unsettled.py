@@ -22,27 +22,40 @@ IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN (
       AND NOT t.contained AND n.value ? {intent}
       AND (j.expires_at IS NULL OR j.expires_at > {now})"""
 
-# Jobs whose order a person must settle. `ordering`: the steps that order, each a pipeline $3[n], a step $4[n] and the
-# member $5[n] of the step's note, as in IS_UNKNOWN. $1 tenant, $2 the last job of the previous page, $6 the most rows.
-# `searched_job`: the newest $7 jobs with an error of each pipeline, and the newest $7 cancelled jobs of all pipelines
-# (a cancelled job has no error). If one of these searches finds $7 jobs, it ends early, at the oldest of them.
-# `search_end`: the newest job at which a search ended early. This page has no job that is older than `search_end`: such
-# jobs are on a later page.
+# SQL: the rows of `searched_job`, to be formatted. The newest `{most}` jobs with an error of each pipeline, and the
+# newest `{most_cancelled}` cancelled jobs of all pipelines (a cancelled job has no error). `search`: the pipeline, or
+# NULL for the search of cancelled jobs. `{more}`: a further condition.
+_SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeline AS search
+    FROM (SELECT DISTINCT name FROM unnest($3::text[]) AS pipelines(name)) AS searched_pipeline
+    CROSS JOIN LATERAL (
+        SELECT j.id, j.pipeline FROM job j
+        WHERE j.tenant_id = $1 AND {more} AND j.error IS NOT NULL AND j.pipeline = searched_pipeline.name
+        ORDER BY j.id DESC LIMIT {most}) AS failed_job
+    UNION ALL
+    SELECT cancelled_job.id, cancelled_job.pipeline, NULL FROM (
+        SELECT j.id, j.pipeline FROM job j
+        WHERE j.tenant_id = $1 AND {more} AND j.cancel IS NOT NULL AND j.error IS NULL
+        ORDER BY j.id DESC LIMIT {most_cancelled}) AS cancelled_job"""
+
+# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering`: the
+# steps that order, each a pipeline $3[n], a step $4[n] and the member $5[n] of the step's note, as in IS_UNKNOWN.
+_UNKNOWN_ORDERS = f"""searched_job
+    JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
+      ON ordering.pipeline = searched_job.pipeline
+    JOIN job j ON j.id = searched_job.id
+    JOIN task t ON t.job_id = j.id AND t.step = ordering.step
+    JOIN note n ON n.task_id = t.id
+    WHERE {IS_UNKNOWN.format(intent="ordering.intent", now="statement_timestamp()")}
+      AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)"""
+
+# Jobs whose order a person must settle. $1 tenant, $2 the last job of the previous page, $3 to $5 as above, $6 the most
+# rows. `searched_job`: if one of the searches finds $7 jobs, it ends early, at the oldest of them. `search_end`: the
+# newest job at which a search ended early. This page has no job that is older than `search_end`: such jobs are on a
+# later page.
 _ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
-    SELECT failed_job.id, searched_pipeline.name AS search
-    FROM (SELECT DISTINCT name FROM unnest($3::text[]) AS pipelines(name)) AS searched_pipeline
-    CROSS JOIN LATERAL (
-        SELECT j.id FROM job j
-        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL
-          AND j.pipeline = searched_pipeline.name
-        ORDER BY j.id DESC LIMIT $7) AS failed_job
-    UNION ALL
-    SELECT cancelled_job.id, NULL FROM (
-        SELECT j.id FROM job j
-        WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.cancel IS NOT NULL AND j.error IS NULL
-        ORDER BY j.id DESC LIMIT $7) AS cancelled_job
+    {_SEARCHED_JOBS.format(more="($2::uuid IS NULL OR j.id < $2)", most="$7", most_cancelled="$7")}
 ), search_end AS (
     SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY search ORDER BY id DESC) AS nth
                             FROM searched_job) AS numbered
@@ -50,16 +63,29 @@ WITH searched_job AS MATERIALIZED (
 )
 SELECT search_end.id AS searched_to, failed_order.* FROM search_end LEFT JOIN LATERAL (
     SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
-    FROM searched_job JOIN job j ON j.id = searched_job.id
-    JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
-      ON ordering.pipeline = j.pipeline
-    JOIN task t ON t.job_id = j.id AND t.step = ordering.step
-    JOIN note n ON n.task_id = t.id
-    WHERE {IS_UNKNOWN.format(intent="ordering.intent", now="statement_timestamp()")}
+    FROM {_UNKNOWN_ORDERS}
       AND (search_end.id IS NULL OR j.id >= search_end.id)
-      AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
     ORDER BY j.id DESC LIMIT $6) AS failed_order ON true
 ORDER BY failed_order.job_id DESC
+"""
+
+# How many orders a person must settle. $1 tenant, $2 error codes, $3 to $5 as above. The searches above, and one for
+# each code, of all pipelines. Most cancelled jobs may be of pipelines that order nothing, and cost little.
+_COUNT = f"""
+-- unsettled_orders_count
+WITH searched_job AS MATERIALIZED (
+    {_SEARCHED_JOBS.format(more="true", most="$6", most_cancelled="10 * $6")}
+    UNION ALL
+    SELECT job_of_code.id, job_of_code.pipeline, 'code ' || searched_code.name
+    FROM unnest($2::text[]) AS searched_code(name)
+    CROSS JOIN LATERAL (
+        SELECT j.id, j.pipeline FROM job j
+        WHERE j.tenant_id = $1 AND j.error IS NOT NULL AND j.error ->> 'code' = searched_code.name
+        ORDER BY j.id DESC LIMIT $6) AS job_of_code
+)
+SELECT (SELECT count(DISTINCT t.id)::int FROM {_UNKNOWN_ORDERS}) AS n,
+       EXISTS (SELECT FROM searched_job GROUP BY search
+               HAVING count(*) >= CASE WHEN search IS NULL THEN 10 * $6 ELSE $6 END) AS has_more
 """
 
 #: SQL condition, to be formatted: the task `t` is an external step on which nobody has worked for `{seconds}` seconds.
@@ -153,6 +179,25 @@ async def orders(
         _ORDERS, tenant_id, before, list(pipelines), list(steps), list(intents), limit + 1, max_searched
     )
     return _page_of(rows, limit, "job_id")
+
+
+async def count_orders(
+    connection: Connection,
+    tenant_id: str,
+    ordering: Sequence[tuple[str, str, str]],
+    codes: Sequence[str],
+    max_searched: int,
+) -> tuple[int, bool]:
+    """The number of ended jobs whose order has an unknown outcome, and whether there may be more in older jobs.
+    `ordering`: as for `orders`. The count searches the newest `max_searched` jobs with an error of each pipeline and of
+    each of the `codes`, and ten times as many cancelled jobs. Many new jobs of one sort hide no order of another sort.
+    """
+    pipelines, steps, intents = zip(*ordering, strict=True)
+    row = await connection.fetchrow(
+        _COUNT, tenant_id, list(codes), list(pipelines), list(steps), list(intents), max_searched
+    )
+    assert row is not None
+    return row["n"], row["has_more"]
 
 
 def _page_of(rows: Sequence[Row], limit: int, id_column: str) -> tuple[Sequence[Row], UUID | None]:

@@ -83,13 +83,14 @@ class UnknownOrders:
     `step`: the step that sends the order. It should need no other step. Otherwise a retry from an earlier step would
     delete the note of `step` (what its attempts store for later attempts), and `step` could order twice. `intent`: the
     member of that note with which `step` records that it is about to order. The member must stay until an attempt knows
-    that nothing was ordered: it makes the order an unknown one, whatever the job's error is. `sent(parameters, note,
-    job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step` succeeds. Another step
-    must need `step`: it continues with this value. (A cancelled or expired job does not: its `after_adoption` withdraws
-    the order.) `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened`
-    is the object that `Kind.opens` has opened. `is_of_installation(parameters)` returns whether the job ordered with
-    the installation's own account. Jobs of other tenants use this account, too, so only one job of all tenants can
-    adopt such an order.
+    that nothing was ordered: it makes the order an unknown one, whatever the job's error is. `codes`: error codes of
+    such jobs that few other jobs have. The console's Overview searches jobs with these codes for themselves, so that
+    many other failures do not hide them. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)`
+    returns the value with which `step` succeeds. Another step must need `step`: it continues with this value. (A
+    cancelled or expired job does not: its `after_adoption` withdraws the order.) `adoptable(opened, parameters)`
+    returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
+    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
+    tenants use this account, too, so only one job of all tenants can adopt such an order.
     """
 
     step: str
@@ -98,6 +99,7 @@ class UnknownOrders:
     adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
     adoptable: Callable[[Any, Mapping[str, Any]], bool]
     is_of_installation: Callable[[Mapping[str, Any]], bool] = lambda _parameters: False
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

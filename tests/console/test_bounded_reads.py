@@ -145,6 +145,13 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
                 f"EXPLAIN {unsettled._ORDERS}", "acme", None, [pipeline], [step], ["asked_at"], 10, 300
             )
         )
+        count_plan = "\n".join(
+            row[0]
+            for row in await rows.fetch(
+                f"EXPLAIN {unsettled._COUNT}", "acme", ["some_code"], [pipeline], [step], ["asked_at"], 300
+            )
+        )
+    assert all(index in count_plan for index in ("job_failed_of", "job_cancelled", "job_code")), count_plan
     assert "job_failed_of" in plan, plan  # of the one pipeline, and not all jobs with an error
     assert "job_cancelled" in plan, plan
     newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, max_searched=2)
@@ -158,6 +165,67 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     ):
         monkeypatch.setattr(findings, "_MAX_SEARCHED", searched)
         assert sentence in await (await person()).see("/")
+
+
+@pytest.mark.parametrize("end", ["submit_outcome_unknown", "worker_lost", "step_timeout", "expired", "cancelled"])
+async def test_overview_names_an_order_although_newer_jobs_have_failed_and_were_cancelled(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Jobs of each sort are searched for themselves: the newest two by an error of a pipeline or by a code, and the
+    newest twenty that were cancelled. A job that has expired is found by the error alone.
+    """
+    monkeypatch.setattr(findings, "_MAX_SEARCHED", 2)
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
+    order = await maker.make("generation")
+    claimed = await maker.claim(order)
+    await notes.remember(rows, claimed.lease, {"asked_at": "2026-11-22T10:00:00+00:00"})
+    if end in ("expired", "cancelled"):
+        await settlements.release(rows, [claimed.lease])
+    if end == "expired":
+        await rows.execute("UPDATE job SET deadline_at = clock_timestamp() WHERE id = $1", order)
+        await sweeps.expire_jobs(rows)
+    elif end == "cancelled":
+        await request_cancel(rows, [order], "acme", reason="r", by="b")
+    else:
+        failure = settlements.Failure(claimed.lease, "error", end, "It did not work.", False, 0.0)
+        await settlements.fail(rows, [failure])
+    for number in range(1 if end == "expired" else 3):
+        await maker.fail(await maker.make("generation", server_id=f"s{number}"), "content_refused")
+    cancelled = [await maker.make("run") for _ in range(19)]
+    await request_cancel(rows, cancelled, "acme", reason="r", by="b")
+    sentence = "The outcome of at least one order is unknown."
+    assert sentence in await (await person()).see("/")
+    await request_cancel(rows, [await maker.make("run")], "acme", reason="r", by="b")
+    assert (sentence in await (await person()).see("/")) == (end != "cancelled")
+
+
+async def test_the_search_for_orders_says_whether_it_left_jobs_out(maker: Maker, rows: Connection) -> None:
+    """It has left none out if each sort has fewer jobs than are searched. An order that two searches find counts
+    once.
+    """
+    orders = [await maker.make("generation", server_id=f"s{number}") for number in range(2)]
+    for order in orders:
+        await maker.lose_order(order)
+    for code in ("refused", "other"):
+        await maker.fail(await maker.make("media"), code)
+    by_people = [("generation", "submit", "asked_at"), ("media", "submit", "asked_at")]
+
+    async def count(max_searched: int, *codes: str) -> tuple[int, bool]:
+        return await unsettled.count_orders(rows, "acme", by_people, codes, max_searched)
+
+    assert await count(3, "submit_outcome_unknown") == (2, False)
+    assert await count(2) == (2, True)
+    assert await unsettled.count_orders(rows, "acme", by_people[:1], ["refused"], 1) == (1, True)
+    assert await unsettled.count_orders(rows, "rival", by_people, ["submit_outcome_unknown"], 1) == (0, False)
+    no_errors = [("another", "submit", "asked_at")]
+    assert await unsettled.count_orders(rows, "acme", no_errors, ["submit_outcome_unknown"], 3) == (0, False)
+    assert await unsettled.count_orders(rows, "acme", no_errors, ["submit_outcome_unknown"], 2) == (0, True)
+    cancelled = [await maker.make("run") for _ in range(10)]
+    await request_cancel(rows, cancelled[1:], "acme", reason="r", by="b")
+    assert await unsettled.count_orders(rows, "acme", no_errors, [], 1) == (0, False)
+    await request_cancel(rows, cancelled, "acme", reason="r", by="b")
+    assert await unsettled.count_orders(rows, "acme", no_errors, [], 1) == (0, True)
+    assert await unsettled.count_orders(rows, "rival", no_errors, [], 1) == (0, False)
 
 
 class _DeletesOneMeanwhile:

@@ -43,6 +43,7 @@ def operations() -> KindOperations:
         adopted=adopted_order,
         adoptable=is_adoptable,
         is_of_installation=is_of_installation,
+        codes=("submit_outcome_unknown", "worker_lost", "step_timeout"),
     )
     return KindOperations(
         orders,
