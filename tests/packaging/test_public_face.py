@@ -100,7 +100,7 @@ def test_what_a_page_calls_by_its_dotted_name_is_public(page: Path) -> None:
     other = {"pipelines"}  # the entry-point group of an installed package's own kinds
     if page.name == "kinds.md":  # a kind with rows of its own writes a job beside them, and works inside
         other |= {"transitions.limits.submit"}
-    other |= {"client", *(f"client.{name}" for name in client.__all__)}
+    other |= {"celery", "client", *(f"client.{name}" for name in client.__all__)}
     assert {name for name in named if name not in leasehold.__all__} <= other
 
 
