@@ -31,7 +31,7 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, not_in_time
 from leasehold.db import job_lists, job_reads, saved_views
 from leasehold.db.job_lists import Listing
 from leasehold.db.job_reads import Row
@@ -216,6 +216,9 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
         async with services_of(request).bulk.turn(caller.tenant_id):  # each job has its own time for PostgreSQL
             ends_at = monotonic() + BULK_SECONDS
             for index, job_id in enumerate(ids):
+                if index and monotonic() > ends_at:
+                    refusals[NOT_TRIED] += len(ids) - index
+                    break
                 try:
                     await act_on_job(job_id)
                 except RequestError as error:
@@ -225,10 +228,6 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
                         raise
                     DATABASE.record_error(error, "picked jobs")
                     refusals[not_in_time().message] += 1
-                    untried_count = len(ids) - index - 1
-                    if untried_count and monotonic() > ends_at:
-                        refusals["PostgreSQL was too slow for the jobs before, so nothing was tried."] += untried_count
-                        break
         done_count = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [

@@ -141,9 +141,9 @@ async def largest_groups(
     summary="Replay the dead letters that match a filter",
     description="`refused` names the jobs that cannot be replayed now, each with its code: another run has the same "
     "scope or dedupe key (`same_scope_running`, `same_key_running`), or the template was deleted. The others are "
-    "replayed, until a limit of the tenant is full: the jobs after that are not tried, and neither list names them. A "
-    "job that somebody else has locked for long is refused with `database_unavailable`. With `canary` only the latest "
-    "is replayed.",
+    "replayed, until a limit of the tenant is full or half a minute has passed: the jobs after that are not tried, and "
+    "neither list names them. A job that somebody else has locked for long is refused with `database_unavailable`. "
+    "With `canary` only the latest is replayed.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
@@ -197,15 +197,17 @@ async def _replay_each(
     replayed. The job at the full limit and the jobs after it are in neither result. If no job was replayed before,
     raises TooMany.
 
-    A job that PostgreSQL does not write in time is refused. After BULK_SECONDS, no further job is tried after it. If no
-    job was replayed, raises Unavailable.
+    A job that PostgreSQL does not write in time is refused. If no job was replayed, raises Unavailable after such a
+    job. After BULK_SECONDS, this function tries no further job: those jobs are in neither result.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
     try:
-        for job_id in job_ids:
+        for index, job_id in enumerate(job_ids):
+            if index and monotonic() > ends_at:
+                break
             try:
                 effects = await _replay_in_time(services, connection, caller, job_id)
             except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
@@ -217,8 +219,6 @@ async def _replay_each(
             except Unavailable as error:  # this job may be locked, or PostgreSQL may be away
                 away = error
                 refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
-                if monotonic() > ends_at:
-                    break
             else:
                 if effects is not None:
                     replayed.append(effects)

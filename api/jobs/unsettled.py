@@ -23,7 +23,7 @@ from leasehold.api.jobs.schemas import BulkSettleRequest, SettleRequest, Unsettl
 from leasehold.api.jobs.settling import settle
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, not_in_time
 from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
@@ -240,7 +240,8 @@ async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller
     operation_id="settleJobs",
     summary="Settle many orders, each by itself",
     description="`refused` names the jobs that could not be settled, each with its code, such as "
-    "`database_unavailable` for one that somebody else has locked for long. The others are settled.",
+    "`database_unavailable` for one that somebody else has locked for long, and for all jobs that are left after "
+    "half a minute, which are not tried. The others are settled.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
@@ -252,9 +253,16 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     settled_ids: list[UUID] = []
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
+    away: Unavailable | None = None  # PostgreSQL did not write a job in time
     async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
         ends_at = monotonic() + BULK_SECONDS
         for index, item in enumerate(body.settlements):
+            if index and monotonic() > ends_at:
+                refusals += [
+                    {"job_id": each.job_id, "code": not_in_time().code, "detail": NOT_TRIED}
+                    for each in body.settlements[index:]
+                ]
+                break
             try:
                 permitted_job = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, permitted_job, item)
@@ -265,18 +273,13 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
             except RequestError as error:  # this job cannot be settled; the others can
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             except TRY_AGAIN as error:  # this job may be locked, or PostgreSQL may be away
-                is_last = index == len(body.settlements) - 1
-                if not may_try_again(error) or (not settled_ids and (is_last or monotonic() > ends_at)):
+                if not may_try_again(error):
                     raise
                 DATABASE.record_error(error, "settlements")
-                refusal = not_in_time()
-                untried = body.settlements[index + 1 :] if monotonic() > ends_at else []
-                refusals += [
-                    {"job_id": each.job_id, "code": refusal.code, "detail": refusal.message}
-                    for each in (item, *untried)
-                ]
-                if untried:
-                    break
+                away = not_in_time()
+                refusals.append({"job_id": item.job_id, "code": away.code, "detail": away.message})
             else:
                 settled_ids.append(item.job_id)
+    if away is not None and not settled_ids:
+        raise away
     return json_response({"settled": settled_ids, "refused": refusals}, HTTPStatus.ACCEPTED, limit_headers)

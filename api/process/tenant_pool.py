@@ -18,8 +18,12 @@ from leasehold.settings import Settings
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
 #: A bulk write of many jobs goes on after a job that PostgreSQL does not write in time, because it may be the only one
-#: that is locked. After this many seconds since its begin it does not go on: PostgreSQL may be away.
+#: that is locked. After this many seconds since its begin it tries no further job, however the jobs before ended:
+#: PostgreSQL may be away or slow, and the press on the console's button must be answered while its reservation counts
+#: (`IN_FLIGHT` of db/idempotency.py).
 BULK_SECONDS = 30.0
+#: Why a bulk write has not tried a job: BULK_SECONDS were over.
+NOT_TRIED = "The jobs before took too long, so nothing was tried."
 _NOT_IN_TIME = "PostgreSQL did not answer in time, perhaps because the job is locked."
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")

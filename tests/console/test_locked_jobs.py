@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
@@ -15,6 +16,7 @@ from leasehold.api.http.idempotent import Answer, once_over_transactions
 from leasehold.api.jobs import dead_letters, unsettled
 from leasehold.api.process import deadline
 from leasehold.db.database import Connection, connected
+from leasehold.domain.errors import Conflict, Unavailable
 from leasehold.settings import Settings
 from tests.api.conftest import Running
 from tests.console.conftest import MakePerson
@@ -71,7 +73,7 @@ async def test_many_locked_jobs_end_the_act(
         _, (tone, sentence) = await press(somebody, "/jobs/act", **fields)
     assert tone == "bad"
     assert sentence.startswith("0 of 3 jobs retried. 1 refused: PostgreSQL did not answer in time")
-    assert sentence.endswith("2 refused: PostgreSQL was too slow for the jobs before, so nothing was tried.")
+    assert sentence.endswith("2 refused: The jobs before took too long, so nothing was tried.")
     monkeypatch.undo()
     assert (await press(somebody, "/jobs/act", **fields))[1] == ("good", "3 of 3 jobs retried.")
 
@@ -88,7 +90,7 @@ async def test_a_locked_job_does_not_prevent_the_others_of_a_request(
     else:
         picked = [await maker.make("generation") for _ in range(3)]
         for job_id in picked:
-            await maker.fail(job_id, "submit_outcome_unknown")
+            await maker.lose_order(job_id)
         body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
         path, done = "/v1/unsettled/settle", "settled"
     async with locked(settings, picked[1]):
@@ -116,7 +118,7 @@ async def test_a_request_tries_no_job_after_a_locked_one_that_took_too_long(
     else:
         picked = [await maker.make("generation") for _ in range(3)]
         for job_id in picked:
-            await maker.fail(job_id, "submit_outcome_unknown")
+            await maker.lose_order(job_id)
         body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
         path, done = "/v1/unsettled/settle", "settled"
     async with locked(settings, picked[1]):
@@ -129,6 +131,52 @@ async def test_a_request_tries_no_job_after_a_locked_one_that_took_too_long(
         assert (await maker.client.post(path, json=body)).status_code == 503
     again = await maker.client.post(path, json=body)
     assert (again.status_code, again.json()[done]) == (202, [str(job_id) for job_id in picked[1:]])
+
+
+@pytest.mark.parametrize("outcome", ["success", "refusal", "busy"])
+async def test_an_act_on_picked_jobs_ends_in_time_however_its_jobs_end(
+    person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """Else it outlives its reservation, and a second press acts beside it."""
+    monkeypatch.setattr(jobs, "BULK_SECONDS", 0.0)
+    somebody, picked = await person(), await failed_runs(maker, 3)
+    fields = {"job": [str(job_id) for job_id in picked], "action": "retry", "once": await form_on(somebody, "/jobs")}
+    if outcome != "success":
+        kind = Conflict if outcome == "refusal" else Unavailable
+        monkeypatch.setattr(jobs.endpoints, "retry_job", AsyncMock(side_effect=kind(outcome, "No.")))
+    _, (tone, sentence) = await press(somebody, "/jobs/act", **fields)
+    done = "1 of 3 jobs retried." if outcome == "success" else "0 of 3 jobs retried. 1 refused: No."
+    assert (tone, sentence) == (
+        "bad",
+        f"{done} 2 refused: The jobs before took too long, so nothing was tried.",
+    )
+
+
+@pytest.mark.parametrize("act", ["settle", "replay"])
+async def test_a_request_ends_in_time_although_each_of_its_jobs_succeeds(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    monkeypatch.setattr(dead_letters if act == "replay" else unsettled, "BULK_SECONDS", 0.0)
+    if act == "replay":
+        first, *others = reversed(await failed_runs(maker, 3))  # the latest first
+        answer = await maker.client.post("/v1/dead-letters/replay", json={"code": "broken"})
+        assert (answer.status_code, answer.json()) == (202, {"replayed": [str(first)], "refused": []})
+        return
+    first, *others = [await maker.make("generation") for _ in range(3)]
+    for job_id in (first, *others):
+        await maker.lose_order(job_id)
+    settlements = [{"job_id": str(job_id), "action": "give_up"} for job_id in (first, *others)]
+    answer = await maker.client.post("/v1/unsettled/settle", json={"settlements": settlements})
+    assert (answer.status_code, answer.json()["settled"]) == (202, [str(first)])
+    detail = "The jobs before took too long, so nothing was tried."
+    assert answer.json()["refused"] == [
+        {"job_id": str(job_id), "code": "database_unavailable", "detail": detail} for job_id in others
+    ]
+    # A job that cannot be settled is no outage, although nothing is settled and others were not tried.
+    settlements.append(settlements.pop(1))
+    answer = await maker.client.post("/v1/unsettled/settle", json={"settlements": settlements})
+    assert (answer.status_code, answer.json()["settled"]) == (202, [])
+    assert [one["code"] for one in answer.json()["refused"]] == ["already_settled", *["database_unavailable"] * 2]
 
 
 async def test_a_press_that_ran_out_of_time_is_repeated_at_once(
