@@ -72,6 +72,8 @@ HEALTHY: Mapping[str, str] = {
     "leasehold_outbox_oldest_seconds": "0.1+0x1440",
     'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0 1 1 2x1437",
     'leasehold_child_crashes_total{how="SIGKILL"}': "0 0 1x1438",
+    # One zygote died, and started again.
+    'leasehold_attempts_without_child_total{pipeline="media"}': "0 0 2x1438",
     "leasehold_schedule_oldest_due_seconds": "0.4+0x1440",
     # Now and then a job may go that had to stay for longer than its retention.
     "leasehold_retention_oldest_due_seconds": "30+0x300 90000 30+0x1139",
@@ -89,6 +91,12 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_store_request_duration_seconds_count{operation="put",outcome="unavailable"}': "0+100x1440",
     'up{job="leasehold-worker",instance="worker"}': "1+0x1440",
 }
+
+
+def _every_sixth_minute() -> str:
+    """The samples of a counter that grows by 1 every six minutes."""
+    return " ".join(f"{n}x5" for n in range(240))
+
 
 #: A request, a job and a start a minute, and nine bad ones of each from the hour on.
 _NINE_FROM_THE_HOUR_ON = "0x60 1+1x8 9x1371"
@@ -155,6 +163,13 @@ CASES = (
         "40m",
         {'leasehold_child_crashes_total{how="SIGKILL"}': "0+1x1440"},
         {"how": "SIGKILL"},
+    ),
+    Case(
+        "LeaseholdStepsWithoutChild",
+        "2h",
+        # One task, again and again: a minute without a child, and then a pause of five.
+        {'leasehold_attempts_without_child_total{pipeline="media"}': _every_sixth_minute()},
+        {"pipeline": "media"},
     ),
     Case("LeaseholdScheduleLate", "10m", {"leasehold_schedule_oldest_due_seconds": "0+60x1440"}),
     Case("LeaseholdRetentionLate", "130m", {"leasehold_retention_oldest_due_seconds": "0+60x1440"}),

@@ -172,6 +172,13 @@ ALERTS = (
         "Child processes die ({{ $labels.how }}), more than five within half an hour", "children-crash",
     ),
     Alert(
+        # One task is put off for up to five minutes, after a minute without a child: five times within half an hour.
+        "LeaseholdStepsWithoutChild",
+        "sum by (pipeline) (increase(leasehold_attempts_without_child_total[30m])) > 3", "5m", "ticket",
+        "Isolated steps of pipeline {{ $labels.pipeline }} are put off: no child process can be started for them",
+        "steps-without-child",
+    ),
+    Alert(
         "LeaseholdScheduleLate", "max(leasehold_schedule_oldest_due_seconds) > 60", "2m", "page",
         "A schedule should have fired over a minute ago", "schedule-late",
     ),

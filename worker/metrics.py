@@ -72,6 +72,11 @@ LOST_ITEMS = counter(
 )
 DRAINING = gauge("worker_draining", "1 while this worker claims no new tasks, because it is stopping")
 CRASHES = counter("child_crashes_total", "Child processes that ended early. how: signal, out_of_memory, exit", ["how"])
+NONE_FORKED = counter(
+    "attempts_without_child_total",
+    "Attempts at isolated steps that were put off, because no child process could be started or forked for them",
+    ["pipeline"],
+)
 CHILD_PEAK = histogram(
     "child_memory_peak_bytes",
     "The most memory that a child held by the end of a run",

@@ -42,7 +42,7 @@ BOARD = Board(
             Panel("Duration of a request", "With the transfer of its bytes, p99.", {"{{operation}}": quantile(0.99, "leasehold_store_request_duration_seconds", "operation")}, "s"),
         ]),
         Row("Child processes", [
-            Panel("Crashes", "By signal; out_of_memory is the step's own limit, SIGKILL often the system's.", {"{{how}}": rate("leasehold_child_crashes_total", "how")}, "ops"),
+            Panel("Crashes", "By signal; out_of_memory is the step's own limit, SIGKILL often the system's. Without a child: none could be started for a step.", {"{{how}}": rate("leasehold_child_crashes_total", "how"), "without a child: {{pipeline}}": rate("leasehold_attempts_without_child_total", "pipeline")}, "ops"),
             Panel("Memory peak of a run", "By step.", percentiles("leasehold_child_memory_peak_bytes", "pipeline, step"), "bytes"),
             Panel("Versions", "What runs where.", {"{{instance}} {{version}} python {{python}}": "leasehold_build_info"}, width=FULL),
         ]),

@@ -14,6 +14,7 @@ import pytest
 from leasehold.api.console import jobs
 from leasehold.api.http.idempotent import Answer, once_over_transactions
 from leasehold.api.jobs import dead_letters, unsettled
+from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.process import deadline
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import Conflict, Unavailable
@@ -143,7 +144,7 @@ async def test_an_act_on_picked_jobs_ends_in_time_however_its_jobs_end(
     fields = {"job": [str(job_id) for job_id in picked], "action": "retry", "once": await form_on(somebody, "/jobs")}
     if outcome != "success":
         kind = Conflict if outcome == "refusal" else Unavailable
-        monkeypatch.setattr(jobs.endpoints, "retry_job", AsyncMock(side_effect=kind(outcome, "No.")))
+        monkeypatch.setattr(endpoints, "retry_job", AsyncMock(side_effect=kind(outcome, "No.")))
     _, (tone, sentence) = await press(somebody, "/jobs/act", **fields)
     done = "1 of 3 jobs retried." if outcome == "success" else "0 of 3 jobs retried. 1 refused: No."
     assert (tone, sentence) == (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY as METRICS
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
@@ -17,7 +18,7 @@ from leasehold.worker.attempts import isolated
 from leasehold.worker.attempts import runner as runner_module
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.sandbox import children as children_module
-from leasehold.worker.sandbox.children import NoChild
+from leasehold.worker.sandbox.children import NoChild, NoneForked
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -27,6 +28,7 @@ from tests.worker.isolated_steps import halves, pipelines
 
 PUT_OFF = "SELECT count(*) FROM task WHERE job_id = $1 AND status = 'waiting'"
 FAILURES = "SELECT count(*) FROM failure WHERE task_id IN (SELECT id FROM task WHERE job_id = $1)"
+COUNTED, OF_HALVES = "leasehold_attempts_without_child_total", {"pipeline": "halves"}
 CHARGED = "SELECT sum(errors + crashes + losses) FROM task WHERE job_id = $1"
 
 
@@ -54,6 +56,8 @@ async def test_a_step_whose_zygote_does_not_start_again_is_put_off_and_charged_w
         await asyncio.wait_for(worker.complete.wait(), SECONDS)
         spares = worker.parts.children._spares["halves"]
         assert spares._zygote is not None
+        assert METRICS.get_sample_value(COUNTED, OF_HALVES) is not None, "the first one counts, too"
+        counted = METRICS.get_sample_value(COUNTED, OF_HALVES) or 0.0
         with monkeypatch.context() as patched:
             patched.setattr(Zygote, "start", fails)
             patched.setattr(children_module, "_CHILD_SECONDS", 0.5)
@@ -67,6 +71,7 @@ async def test_a_step_whose_zygote_does_not_start_again_is_put_off_and_charged_w
                 while not await rows.connection.fetchval(PUT_OFF, new.id):
                     assert await rows.connection.fetchval(CHARGED, new.id) == 0
                     await asyncio.sleep(0.05)
+            assert (METRICS.get_sample_value(COUNTED, OF_HALVES) or 0.0) > counted, "else nobody learns of it"
         assert Zygote.start == start
         job = await end_of(rows, new.id)
         assert job["status"] == "succeeded"
@@ -84,8 +89,9 @@ async def test_a_run_that_gets_no_slot_in_time_leaves_it_to_the_next_run(
             await asyncio.sleep(0.01)
         with monkeypatch.context() as patched:
             patched.setattr(children_module, "_CHILD_SECONDS", 0.05)
-            with pytest.raises(NoChild):
+            with pytest.raises(NoChild) as put_off:
                 await made.act("ok")
+            assert not isinstance(put_off.value, NoneForked), "the zygote is well"
         running.cancel()
         await asyncio.wait([running])
         assert (await made.act("ok")).value is None

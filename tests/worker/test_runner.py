@@ -26,6 +26,7 @@ from leasehold.worker.attempts import runner as runner_module
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import Answer, CancelAcknowledged, Release, Settlement
+from leasehold.worker.sandbox.children import NoChild, NoneForked
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS
 
@@ -343,6 +344,32 @@ async def test_a_task_whose_code_no_worker_has_is_put_off_for_longer_as_its_job_
     assert snoozing.delay == pytest.approx(seconds, abs=60 if seconds == 3600 else 0)
     assert (await on(rows)._put_off(replace(of, handler="p.x"))).missing_handler == "p.x"
     assert (await on(rows)._put_off(replace(of, job_id=uuid4()))).delay >= 30  # an id that tells no time
+
+
+@pytest.mark.parametrize(
+    ("error", "epoch", "seconds"),
+    [
+        (NoneForked("n"), 1, 5), (NoneForked("n"), 2, 10), (NoneForked("n"), 6, 160), (NoneForked("n"), 7, 300),
+        (NoneForked("n"), 100_000, 300), (NoChild("n"), 1, 5), (NoChild("n"), 7, 5),
+    ],
+)  # fmt: skip
+async def test_a_step_for_which_no_process_can_be_forked_is_put_off_for_longer_each_time(
+    error: Exception, epoch: int, seconds: int
+) -> None:
+    """Each attempt fetches its inputs again, and adds events to the job's history. A full worker soon has room."""
+
+    async def may_perform(_pipeline: object) -> bool:
+        raise error
+
+    isolated: Any = SimpleNamespace(may_perform=may_perform)
+    runner = Runner(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, isolated, NOTHING)
+    of = claimed()
+    of = replace(of, lease=replace(of.lease, epoch=epoch))
+    log: Any = SimpleNamespace(recorder=None)
+    pipeline: Any = SimpleNamespace(name="p")
+    held = HeldLease(of.lease, monotonic() + 600)
+    settlement = await runner._perform(of, pipeline, Step("s", isolated=True), 60.0, held, log, HAS_ROOM)
+    assert settlement == Snoozing(of.lease, seconds)
 
 
 async def test_only_an_unforeseen_error_right_after_another_of_the_same_task_is_its_last(rows: Rows) -> None:

@@ -64,7 +64,7 @@ from leasehold.worker.leases.settlement_batcher import (
 )
 from leasehold.worker.leases.starts import Starts
 from leasehold.worker.maintenance.admitter import Admitter
-from leasehold.worker.sandbox.children import NoChild
+from leasehold.worker.sandbox.children import NoChild, NoneForked
 
 log = structlog.get_logger(__name__)
 _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
@@ -77,8 +77,11 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: pause adds two events to the job's history. When a worker with the code starts, it makes the task due at once
 #: (transitions/unknown_tasks.py). Workers of older releases do not do this.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
-#: A worker puts off an isolated step that gets no child process in time, for this many seconds.
-_NO_CHILD_SECONDS = 5.0
+#: A worker puts off an isolated step that gets no child process in time, for this many seconds. If none could be
+#: started or forked for it, the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS. The reason:
+#: each attempt fetches the step's inputs, and adds events to the job's history. The alert LeaseholdStepsWithoutChild
+#: sees a single such task, because it looks at the time of several pauses.
+_NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
 #: A cancelled attempt has the job's `grace_seconds` to end, but no less than the first and no more than the second of
 #: these numbers. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever. A
 #: draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
@@ -323,7 +326,10 @@ class Runner:
                     return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
                 except NoChild as error:  # the step has not begun, so it is charged with nothing
                     log.warning("a step is put off, perhaps to another worker", reason=str(error))
-                    return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
+                    if not isinstance(error, NoneForked):
+                        return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
+                    metrics.NONE_FORKED.labels(pipeline.name).inc()
+                    return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
             return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
@@ -502,6 +508,11 @@ def _may_finish(step: Step, seconds: float) -> bool:
 def _seconds_to_stop(claimed: Claimed) -> float:
     """Seconds that a cancelled attempt has to end."""
     return min(max(float(claimed.grace_seconds), _MIN_STOP_SECONDS), _MAX_STOP_SECONDS)
+
+
+def _seconds_without_child(epoch: int) -> float:
+    """The pause of a task for which no child process could be started or forked. `epoch`: how often it was claimed."""
+    return min(_NO_CHILD_SECONDS * 2.0 ** min(epoch - 1, 10), _MAX_NO_CHILD_SECONDS)
 
 
 def _outcome(settlement: Settlement, answer: Answer) -> str:

@@ -37,9 +37,13 @@ _CHILD_SECONDS = 60.0
 
 
 class NoChild(Exception):
-    """A run got no child in time: its zygote does not start again, or cannot fork, or other runs keep all slots. The
-    handler has not begun.
+    """A run got no child in time: the worker still loads its handlers, or other runs keep all slots. The handler has
+    not begun.
     """
+
+
+class NoneForked(NoChild):
+    """As NoChild, although the run had a slot: its zygote does not start again, or cannot fork."""
 
 
 class Children:
@@ -96,6 +100,8 @@ class Children:
 
         Raises DeclarationError when a module or a handler is missing.
         """
+        for pipeline in self._spares:
+            metrics.NONE_FORKED.labels(pipeline)  # else `increase()` would not count the first
         self._work_dir.mkdir(parents=True, exist_ok=True)
         free_cores = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         try:
@@ -167,16 +173,19 @@ class Children:
 
     async def _take_child(self, pipeline: str) -> ChildProcess:
         """A child, in a slot that the caller must release. Raises NoChild."""
+        has_slot = False
         try:
             async with asyncio.timeout(_CHILD_SECONDS):
                 await self._slots.acquire()
+                has_slot = True
                 try:
                     return await self._spares[pipeline].take()
                 except BaseException:
                     self._slots.release()
                     raise
         except TimeoutError:
-            raise NoChild(f"no child process was ready within {_CHILD_SECONDS:g} s") from None
+            reason = f"no child process was ready within {_CHILD_SECONDS:g} s"
+            raise (NoneForked if has_slot else NoChild)(reason) from None
 
     def _requests(
         self, pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
