@@ -53,6 +53,9 @@ _DRAIN_SECONDS = 3.0
 #: How long the API and the worker may take to end after the drain seconds: at the end of the command, and at a restart.
 #: A worker that is killed too early releases nothing, and each of its steps counts a loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
+#: How long they may take after a second signal, before they are killed. A worker that still waits for a step that is
+#: not cancelable gives its task back then: a restart after a change of a file does not wait up to three minutes.
+_AGAIN_SECONDS = 3.0
 #: The other parts get this time before RabbitMQ starts, because the start of RabbitMQ takes all cores.
 _HEAD_START_SECONDS = 3.0
 #: How long the ticket in the console's URL is valid, in seconds.
@@ -178,8 +181,7 @@ class Installation:
         """Stop the API and the worker, and start them again with the present code. The worker releases steps that still
         run after the drain seconds.
         """
-        grace = self._drain_seconds + _RESTART_SECONDS
-        await asyncio.gather(*(server.stop(signal.SIGTERM, grace=grace) for server in self._processes))
+        await asyncio.gather(*(self._stop(server, _RESTART_SECONDS) for server in self._processes))
         self._processes.clear()
         await asyncio.gather(self._start(self._cleanup, "api"), self._start(self._cleanup, "worker"))
         await self._until_ready()
@@ -245,8 +247,12 @@ class Installation:
             run_as=RunAs(),
             last_signal=signal.SIGTERM,
         )
-        cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=self._drain_seconds + _STOP_SECONDS)
+        cleanup.push_async_callback(self._stop, server, _STOP_SECONDS)
         self._processes.append(server)
+
+    async def _stop(self, server: Server, seconds: float) -> None:
+        """Stop the API or the worker. It has the drain seconds and `seconds` more before a second signal."""
+        await server.stop(signal.SIGTERM, grace=self._drain_seconds + seconds, again=_AGAIN_SECONDS)
 
     async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
         """Bring the schema up to date, and make the API key."""

@@ -137,18 +137,25 @@ class Server:
             await self.kill()
             raise
 
-    async def stop(self, number: signal.Signals, *, grace: float) -> None:
-        """Send the signal `number` and wait until the server has ended. After `grace` seconds kill the server. The
-        signal goes to the guard as one byte, and the guard sends it to the server.
+    async def stop(self, number: signal.Signals, *, grace: float, again: float | None = None) -> None:
+        """Send the signal `number` and wait until the server has ended. After `grace` seconds kill the server. With
+        `again`, send the signal a second time before that, and wait for so many seconds more. The signal goes to the
+        guard as one byte, and the guard sends it to the server.
         """
+        await self._send_and_wait(number, grace)
+        if again is not None:
+            await self._send_and_wait(number, again)
+        await self.kill()
+
+    async def _send_and_wait(self, number: signal.Signals, seconds: float) -> None:
+        """Send the signal `number`, and wait for at most `seconds` until the server has ended."""
         pipe = self._process.stdin
         if self.running and pipe is not None:
             with contextlib.suppress(ConnectionError):
                 pipe.write(bytes([number]))
                 await pipe.drain()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait(), grace)
-        await self.kill()
+                await asyncio.wait_for(self.wait(), seconds)
 
     async def kill(self) -> None:
         """SIGKILL the server. Its guard kills the processes that the server started."""

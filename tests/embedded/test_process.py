@@ -52,6 +52,37 @@ async def test_an_installation_whose_api_does_not_answer_ends_with_its_log(
             await server.stop(signal.SIGTERM, grace=5)
 
 
+#: As a worker does: the first signal lets a step finish that is not cancelable, and the second gives its task back.
+_PATIENT = """
+import signal, time
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+print("ready", flush=True)
+while len(signals) < 2:
+    time.sleep(0.01)
+print("given back", flush=True)
+"""
+
+
+async def test_a_worker_of_the_installation_that_drains_for_long_gives_its_tasks_back_before_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of them would count a loss."""
+    monkeypatch.setattr(installation, "_RESTART_SECONDS", 0.5)
+    monkeypatch.setattr(installation, "_AGAIN_SECONDS", 60.0)
+    log = tmp_path / "worker.log"
+    made = Installation(patient=False)
+    made.environment = {"LEASEHOLD_DRAIN_SECONDS": "0"}
+    command = [sys.executable, "-c", _PATIENT]
+    server = await Server.start("worker", command, log=log, env=dict(os.environ), cwd=tmp_path, run_as=RunAs())
+    async with asyncio.timeout(60):
+        while "ready" not in log.read_text():
+            await asyncio.sleep(0.01)
+        await made._stop(server, installation._RESTART_SECONDS)
+    assert "given back" in log.read_text()
+    assert not server.running
+
+
 def test_two_that_copy_the_same_programs_do_not_meet(tmp_path: Path) -> None:
     (tmp_path / "program").write_text("x")
     (tmp_path / "cache").mkdir()
