@@ -3,7 +3,7 @@ longer declares. A worker calls `reconcile_apps` after its start.
 
 Workers with different releases of the code may run at once. The worker that started last has written its schedules: it
 leads a role of the app's name. If it ends, its release may be one that is going away. So another worker with the app's
-code takes the role (`take_over_apps`), and writes its own schedules again.
+code writes its own schedules again (`apps_to_take_over`), and leads the role then.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ log = structlog.get_logger(__name__)
 #: schedules could not be written, until a worker tries them again.
 DUTY = counted("declared_schedules")
 
-#: The worker that wrote the schedules of an app leads the app's role for this many seconds, unless it calls
-#: `take_over_apps` before.
-_LEADS_FOR_SECONDS = 90.0
+#: The worker that wrote the schedules of an app leads the app's role for this many seconds, and longer if it calls
+#: `apps_to_take_over` before. An outage of some minutes must not give the schedules to an older release: it would pause
+#: those that only the newer one declares.
+_LEADS_FOR_SECONDS = 600.0
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
 #: enabled again. Exception: a schedule that was paused for another reason, for example by a person, stays paused.
@@ -73,19 +74,19 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 """
 
 
-async def take_over_apps(connection: Connection, tenant_id: str, apps: Collection[str], writer: UUID) -> list[str]:
-    """Stay the writer of the apps whose schedules this worker wrote last, and become the writer of the apps whose
-    writer has died, has ended, or drains. Returns the latter apps: the worker must write their schedules again. A
-    worker that drains does not call this.
+async def apps_to_take_over(connection: Connection, tenant_id: str, apps: Collection[str], writer: UUID) -> list[str]:
+    """Stay the writer of the apps whose schedules this worker wrote last. Returns the apps whose writer has ended,
+    drains, or has not called this for ten minutes: give them to `reconcile_apps` with `only_without_writer`. A worker
+    that drains does not call this.
     """
-    taken = []
+    without_writer = []
     for app in apps:
         role = _role(tenant_id, app)
-        if not await workers.keep_lead(connection, role, writer, _LEADS_FOR_SECONDS) and await workers.lead(
-            connection, role, writer, _LEADS_FOR_SECONDS
+        if not await workers.keep_lead(connection, role, writer, _LEADS_FOR_SECONDS) and not await workers.has_leader(
+            connection, role
         ):
-            taken.append(app)
-    return taken
+            without_writer.append(app)
+    return without_writer
 
 
 def _role(tenant_id: str, app: str) -> str:
@@ -97,15 +98,26 @@ async def reconcile_apps(
     tenant_id: str,
     declared_by_app: Mapping[str, Sequence[DeclaredSchedule]],
     writer: UUID | None = None,
+    *,
+    only_without_writer: bool = False,
 ) -> list[str]:
     """Call `reconcile` for each app that is not in quarantine. Returns the apps whose schedules were written. If the
-    schedules of one app cannot be written, all other schedules of the installation still fire.
+    schedules of one app cannot be written, all other schedules of the installation still fire. `only_without_writer`:
+    leave out the apps that have a writer by now.
     """
     done = []
+
+    async def write(app: str) -> list[str] | None:
+        if only_without_writer:
+            await lock_name(connection, _role(tenant_id, app))
+            if await workers.has_leader(connection, _role(tenant_id, app)):
+                return None
+        return await reconcile(connection, tenant_id, app, declared_by_app[app], writer)
+
     for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
         app: str = row["app"]
-        write = partial(reconcile, connection, tenant_id, app, declared_by_app[app], writer)
-        if await run_unit(connection, DUTY, app, write) is not None:  # None: it failed; the app is in quarantine now
+        # None: nothing was written. If that is because of an error, the app is in quarantine now.
+        if await run_unit(connection, DUTY, app, partial(write, app)) is not None:
             done.append(app)
     return done
 

@@ -288,6 +288,23 @@ async def keep_lead(connection: Connection, role: str, owner: UUID, ttl: float) 
     return row_count(status) == 1
 
 
+_HAS_LEADER = """
+-- has_leader
+SELECT EXISTS (
+    SELECT 1 FROM leadership l
+    WHERE l.role = $1 AND l.until >= clock_timestamp()
+      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = l.owner AND w.draining)
+)
+"""
+
+
+async def has_leader(connection: Connection, role: str) -> bool:
+    """Whether somebody leads `role` and does not drain. A worker that seems dead counts until its time passes: it may
+    have lost its session for a moment only.
+    """
+    return bool(await connection.fetchval(_HAS_LEADER, role))
+
+
 async def resign(connection: Connection, owner: UUID) -> None:
     await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)
 

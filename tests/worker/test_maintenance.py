@@ -807,6 +807,15 @@ async def test_a_worker_writes_its_schedules_again_when_their_last_writer_is_gon
         await turn_of(duties, "schedules")
     assert await rows.connection.fetchval("SELECT enabled FROM schedule") is writes
     assert await rows.connection.fetchval(owner) == (registration.worker if writes else ended)
+    started = new_id()
+
+    async def apps_to_take_over(*_: Any) -> list[str]:  # another worker starts after this one has looked
+        await reconcile(rows.connection, "default", "shop", [], started)
+        return ["shop"]
+
+    monkeypatch.setattr("leasehold.schedules.declared.apps_to_take_over", apps_to_take_over)
+    await turn_of(duties, "schedules")
+    assert await rows.connection.fetchval(owner) == (started if writes else ended)
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:

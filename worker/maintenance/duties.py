@@ -272,15 +272,17 @@ class Duties:
 
     async def _write_declared_schedules(self, connection: Connection) -> None:
         tenant_id, worker = self._settings.tenant, self._registration.worker
-        all_schedules = self._templates.pipelines.schedules
-        if monotonic() - self._declared_at >= _DECLARED_SECONDS and not self._registration.draining:
-            written = all_schedules.keys() - self._unwritten_schedules.keys()
-            for app in await declared.take_over_apps(connection, tenant_id, sorted(written), worker):
-                self._unwritten_schedules[app] = all_schedules[app]
-            self._declared_at = monotonic()
         if self._unwritten_schedules:
             for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules, worker):
                 del self._unwritten_schedules[app]
+        if monotonic() - self._declared_at >= _DECLARED_SECONDS and not self._registration.draining:
+            all_schedules = self._templates.pipelines.schedules
+            written = sorted(all_schedules.keys() - self._unwritten_schedules.keys())
+            # What cannot be taken over now is looked for again after the pause.
+            if apps := await declared.apps_to_take_over(connection, tenant_id, written, worker):
+                to_write = {app: all_schedules[app] for app in apps}
+                await declared.reconcile_apps(connection, tenant_id, to_write, worker, only_without_writer=True)
+            self._declared_at = monotonic()
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> float | None:
         """Write the deliveries (jobs of the pipeline `deliveries`) about jobs that have ended, and the `on_failure`
