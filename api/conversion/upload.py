@@ -22,7 +22,7 @@ from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.multipart import Begin, Data, End, events
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid, RequestError, StoreError, Unsupported
-from leasehold.domain.tags import check_tags
+from leasehold.domain.tags import check_given_tags
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import ConversionParams, Platform, Toolchain
 from leasehold.pipelines.media.kinds import sniff
@@ -264,7 +264,7 @@ def _tags_of(fields: dict[str, str]) -> dict[str, str]:
         tags = None
     if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
         raise Invalid("invalid_tags", "The field tags is a JSON object of texts.")
-    return dict(check_tags(tags))
+    return dict(check_given_tags(tags))
 
 
 def _callback_url_of(fields: dict[str, str], settings: Settings) -> str | None:

@@ -9,9 +9,9 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from leasehold.domain.errors import Invalid
-from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
+from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, RESERVED, check_given_tags
 
-#: A rule of `check_tags`, for clients that check their requests by the OpenAPI document: a value contains no NUL.
+#: A rule of `check_given_tags`, for clients that check their requests by the OpenAPI document: a value contains no NUL.
 _WITHOUT_NUL: dict[str, JsonValue] = {"pattern": r"^[^\u0000]*$"}
 #: Members that requests did not have in the first release.
 _LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")
@@ -19,7 +19,7 @@ _LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")
 
 def _check(tags: dict[str, str]) -> dict[str, str]:
     try:
-        check_tags(tags)
+        check_given_tags(tags)
     except Invalid as error:
         raise ValueError(error.message) from None
     return tags
@@ -30,7 +30,7 @@ Tags: TypeAlias = Annotated[
     Field(
         max_length=MAX_TAGS,
         description="Your own words about the job; `GET /v1/jobs?q=tag.NAME:VALUE` finds it by them.",
-        json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}},
+        json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN, "not": {"const": RESERVED}}},
     ),
     AfterValidator(_check),
 ]

@@ -26,6 +26,7 @@ from leasehold.api.runs.runs import find_run, run_access
 from leasehold.api.runs.schemas import RunAccepted
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
+from leasehold.domain.celery_ids import without_celery_id
 from leasehold.domain.errors import Conflict
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
@@ -87,7 +88,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         if not template_version.template.repeatable:
             raise Conflict("not_repeatable", "The template does not allow its runs to be repeated.")
-        params = run["payload"]
+        params, tags = without_celery_id(run["payload"], run["tags"] or {})
         if template_version.in_code:  # the code may have changed since the payload was checked
             params = template_version.params_by_code(params)
         new_run = NewRun(
@@ -100,7 +101,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             rerun_of=run_id,
             trace=identity_of(request).trace,
             keep_seconds=services.settings.retention_days * 86_400,
-            tags=run["tags"] or {},
+            tags=tags,
         )
         queues = queues_of(caller.tenant_id, template_version.pipeline, params=new_run.params)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:

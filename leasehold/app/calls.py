@@ -14,7 +14,7 @@ from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import id_of, id_of_new_run, new_id
 from leasehold.domain.option_types import time_sentence
 from leasehold.domain.pipeline import MAX_DELAY, Pipeline
-from leasehold.domain.tags import check_tags
+from leasehold.domain.tags import check_given_tags
 
 R = TypeVar("R")  # the type of the task's result
 Priority = Literal["high", "normal", "low"]
@@ -78,7 +78,7 @@ class Options:
         if self.id is not None:
             object.__setattr__(self, "id", id_of_new_run(self.id))
         if self.tags is not None:
-            check_tags(self.tags)
+            check_given_tags(self.tags)
 
 
 class Callee(Protocol):

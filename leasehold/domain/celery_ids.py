@@ -6,15 +6,19 @@ as any run does, and its Celery id as a tag (`TAG`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import id_of, is_recent
 from leasehold.domain.storable import storable_text
-from leasehold.domain.tags import MAX_TAG_CHARACTERS
+from leasehold.domain.tags import MAX_TAG_CHARACTERS, RESERVED
 
 #: The name of the tag.
-TAG = "celery_task_id"
+TAG = RESERVED
+#: The member of a run's parameters from which its task takes the Celery id.
+_PARAMETER = "task_id"
 
 
 def celery_id_of(value: object) -> str:
@@ -41,3 +45,15 @@ def run_id_in(celery_id: str) -> UUID | None:
     """The Celery id as the id of a new run; None if the run needs an id of its own."""
     own_id = uuid_of(celery_id)
     return own_id if own_id is not None and is_recent(own_id) else None
+
+
+def without_celery_id(params: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parameters and the tags of a run, for a second run with the same payload: without the Celery id, which goes
+    on to mean the first run.
+    """
+    celery_id = tags.get(TAG)
+    has_it = celery_id is not None and params.get(_PARAMETER) == celery_id
+    return (
+        {name: value for name, value in params.items() if not (has_it and name == _PARAMETER)},
+        {name: value for name, value in tags.items() if name != TAG},
+    )

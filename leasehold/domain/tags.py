@@ -14,6 +14,15 @@ MAX_TAGS, MAX_TAG_CHARACTERS = 8, 64
 #: The name of a tag.
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 NAME = re.compile(NAME_PATTERN, re.ASCII)
+#: The name of the tag that has a run's Celery id (celery_ids.py). Only the platform gives a run this tag.
+RESERVED = "celery_task_id"
+
+
+def check_given_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    """As `check_tags`, for the tags that a client gives to a job. Raises Invalid `invalid_tags` for RESERVED, too."""
+    if RESERVED in check_tags(tags):
+        raise Invalid("invalid_tags", f"The tag {RESERVED} has the task_id of apply_async; give a tag of another name.")
+    return tags
 
 
 def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 import leasehold.celery
 from leasehold import App, TaskFailed
+from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
 from leasehold.app.calls import Call
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
@@ -34,6 +35,7 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.lacking import OF_APP, OF_REQUEST, OF_RESULT, OF_SIGNATURE, OF_TASK
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
+from leasehold.client import AsyncClient
 from leasehold.db.database import Connection
 from leasehold.domain.errors import (
     Conflict,
@@ -49,6 +51,9 @@ from leasehold.domain.errors import (
 )
 from leasehold.domain.ids import is_recent, new_id
 from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from tests.api.conftest import serving
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
@@ -282,6 +287,26 @@ async def test_a_task_id_is_found_only_by_its_own_tenant(using: Callable[..., Ap
         assert await asyncio.to_thread(app.find, task_id) is None
     assert (await asyncio.to_thread(add.apply_async, (1, 2), task_id=other)).id == other
     assert await asyncio.to_thread(app.find, other) is not None
+
+
+async def test_a_task_id_goes_on_to_mean_its_run_after_a_rerun_whose_id_is_its_own(
+    serve: Serve, connection: Connection, settings: Settings
+) -> None:
+    key = await create_key(connection, tenant_id="me", client_id="ops", scopes=(RUNS_READ, RUNS_WRITE))
+    api = settings.model_copy(update={"pipelines": f"{__name__}:app"})
+    async with serving(api) as running, AsyncClient(running.url, key.text) as client, serve(app.app):
+        first = await asyncio.to_thread(lambda: identified.apply_async(task_id="order-17"))
+        assert await asyncio.to_thread(first.get) == "order-17"
+        run_id = await connection.fetchval("SELECT id FROM job")
+        again = await client.rerun(run_id)
+        assert await asyncio.to_thread(AsyncResult(str(again.id)).get) == str(again.id)
+    assert await asyncio.to_thread(app.find, "order-17") == app._canvas.find(run_id)
+    repeated = await asyncio.to_thread(lambda: identified.apply_async(task_id="order-17"))
+    assert repeated._run.id == run_id
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
+    with pytest.raises(Invalid, match="celery_task_id") as refused:
+        identified.task.options(tags={"celery_task_id": "order-18"})
+    assert refused.value.code == "invalid_tags"
 
 
 def test_a_task_id_is_not_pending_while_no_database_answers(using: Callable[..., App]) -> None:

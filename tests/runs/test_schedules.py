@@ -737,5 +737,6 @@ async def test_runs_carry_the_tags_of_their_schedule_and_reruns_those_of_their_r
     }
     gold = {"customer": "8", "plan": "gold"}
     assert tags == {str(ticked): {"customer": "7"}, by_hand: gold, again: gold}
-    problem(await client.http.patch(path, json={"tags": {"A": "x"}}), 422, "invalid_request")
+    for name in ("A", "celery_task_id"):
+        problem(await client.http.patch(path, json={"tags": {name: "x"}}), 422, "invalid_request")
     problem(await client.http.patch(path, json={"tags": None}), 422, "invalid_request")
