@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from leasehold.db.task_lines import lines_of_all_queues
 from leasehold.schedules.firing import DUTY as SCHEDULES
+from leasehold.schedules.firing import MAY_BE_SERVED
 from leasehold.transitions.sweeps import IS_FORGETTABLE
 
 #: The most lines (see QUEUES) that one round reads.
@@ -77,8 +78,9 @@ GROUP BY lease.queue
 # SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason if the last tick was
 # refused, for example because of a limit of the tenant or a broken template: then only the tenant can help. The codes
 # are those of an error of the platform, of a machine that is too busy to check a payload, and of the object store. Nor
-# is it the reason if `last_error` is about the due tick itself: no worker has the code of the template.
-_IS_NOT_REFUSED = f"""s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) AND NOT EXISTS (
+# is it the reason if `last_error` is about the due tick itself, and no worker may have the code of the template now.
+_IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) OR {MAY_BE_SERVED})
+                 AND NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
                        AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""

@@ -60,6 +60,12 @@ _PIPELINE = "regexp_replace(h.name, '\\.[^.]*$', '')"
 _SERVED = f"""(
     SELECT DISTINCT {_PIPELINE} FROM worker w CROSS JOIN unnest(w.handlers) AS h(name) WHERE NOT w.draining)"""
 
+# SQL condition: a worker may have any code, because its row names no handlers.
+_ANY_MAY_BE_SERVED = "EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL AND NOT w.draining)"
+
+#: SQL condition: a worker has the code of the template of the schedule `s`, or may have it.
+MAY_BE_SERVED = f"(s.template IN {_SERVED} OR {_ANY_MAY_BE_SERVED})"
+
 # SQL: the pipelines of which a worker has code, or had it in the last months (`known_handler`).
 _KNOWN = f"""(
     SELECT {_PIPELINE}
@@ -101,7 +107,7 @@ WHERE id IN (
     SELECT s.id FROM schedule s
     WHERE s.next_run_at < statement_timestamp() - $4::interval AND s.declared_by IS NULL
       AND s.last_error IS DISTINCT FROM $3::jsonb || jsonb_build_object('tick', s.next_run_at)
-      AND s.template <> ALL($2::text[]) AND s.template NOT IN {_SERVED} AND {_MAY_BE_ELSEWHERE}
+      AND s.template <> ALL($2::text[]) AND NOT {MAY_BE_SERVED} AND {_MAY_BE_ELSEWHERE}
     ORDER BY s.next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED)
 """
 
@@ -179,7 +185,8 @@ async def fire_due(
     refusals never pause the schedule. When the tick is older than ON_TIME, it counts as a missed tick.
 
     A tick of a template that this process lacks, and that is or was the code of other workers, stays due for them. If
-    no worker has the code, the schedule's `last_error` says so when the tick is older than ON_TIME.
+    no worker has the code, the schedule's `last_error` says so when the tick is older than ON_TIME. Exception: while a
+    worker runs whose row names no handlers, it may have the code.
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 

@@ -343,13 +343,13 @@ async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_wor
     assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == (2 if is_left else 0)
 
 
-@pytest.mark.parametrize("leaves", ["drains", "has ended"])
+@pytest.mark.parametrize("leaves", ["drains", "drains, with code that its row does not name", "has ended"])
 async def test_while_the_workers_with_the_code_are_away_a_tick_waits_and_its_schedule_says_so(
     connection: Connection, leaves: str
 ) -> None:
     await schedules_of_a_client(connection, late=int(ON_TIME.total_seconds()) - 20)
-    worker = await a_worker_with(connection, HANDLERS)
-    if leaves == "drains":
+    worker = await a_worker_with(connection, None if "does not name" in leaves else HANDLERS)
+    if leaves != "has ended":
         assert await workers.ask_to_drain(connection, worker)
     else:
         await workers.unregister(connection, worker)
@@ -370,8 +370,12 @@ async def test_while_the_workers_with_the_code_are_away_a_tick_waits_and_its_sch
 
 
 @pytest.mark.parametrize(
-    "who", ["a worker has the code", "this worker has the code", "the app declares it", "it is set aside"]
-)
+    "who",
+    [
+        "a worker has the code", "a worker may have the code", "this worker has the code", "the app declares it",
+        "it is set aside",
+    ],
+)  # fmt: skip
 async def test_a_late_schedule_says_nothing_of_a_missing_template_if_a_worker_has_its_code_or_its_app_declares_it(
     connection: Connection, settings: Settings, who: str
 ) -> None:
@@ -379,6 +383,8 @@ async def test_a_late_schedule_says_nothing_of_a_missing_template_if_a_worker_ha
     worker = await a_worker_with(connection, HANDLERS)
     if who != "a worker has the code":
         await workers.unregister(connection, worker)
+    if who == "a worker may have the code":  # it has more than a worker's row names
+        await a_worker_with(connection, None)
     if who == "the app declares it":
         await connection.execute("UPDATE schedule SET declared_by = 'shop'")
     if who == "it is set aside":  # and its tenant wrote the template

@@ -182,6 +182,12 @@ async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows:
     tell = "UPDATE schedule SET last_error = jsonb_build_object('code', 'c', 'tick', next_run_at{}) WHERE id = $1"
     await rows.connection.execute(tell.format(""), refused)  # no worker has the code of the tick that is due
     assert 100 <= await late() < 500
+    for handlers in (["scripted.step"], None):  # a worker has the code since, or may have it
+        worker = new_id()
+        await workers.register(rows.connection, worker, host="h", pid=1, version="v", queues=[], handlers=handlers)
+        assert await late() >= 500
+        await workers.ask_to_drain(rows.connection, worker)
+        assert 100 <= await late() < 500
     await rows.connection.execute(tell.format(" - interval '1 minute'"), refused)  # that of an earlier tick was refused
     assert await late() >= 500
 
