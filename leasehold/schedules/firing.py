@@ -41,6 +41,10 @@ MAX_TICKS = 100
 #: After this many runs, or after this many seconds, one call of `fire_due` fires no further due schedule. The next call
 #: looks again first: a tick that became due meanwhile comes before other schedules' missed ticks.
 _RUNS_AT_ONCE, _SECONDS_AT_ONCE = 100, 5.0
+#: The tenants take turns for this many due schedules, those that are due for longest; and for as many with missed ticks
+#: to catch up. Each call of `fire_due` reads all of these, also if it fires a hundred only. So the number is bounded;
+#: it is many times that of the schedules that a tenant may have by default.
+_MAX_IN_TURN = 10_000
 
 #: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
 #: `retention_days` has the same maximum.
@@ -87,14 +91,21 @@ _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_
 # and dropped if it waits. $3: ON_TIME.
 _HAS_BACKLOG = "(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - $3::interval)"
 
+
+def _oldest_due(condition: str) -> str:
+    """SQL: the due schedules `s` with this condition that are due for longest, at most _MAX_IN_TURN."""
+    return f"""(
+    SELECT s.id, s.tenant_id, s.next_run_at, {_HAS_BACKLOG} AS has_backlog FROM schedule s
+    WHERE s.next_run_at <= statement_timestamp() AND {condition} AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE}
+    ORDER BY s.next_run_at LIMIT {_MAX_IN_TURN})"""
+
+
 # `turn`: the tenants take turns, so that no tenant's schedules keep the ticks of another tenant waiting.
 _FIND_DUE = f"""
 -- schedules_due
 SELECT id FROM (
-    SELECT s.id, s.next_run_at, {_HAS_BACKLOG} AS has_backlog,
-           row_number() OVER (PARTITION BY s.tenant_id, {_HAS_BACKLOG} ORDER BY s.next_run_at) AS turn
-    FROM schedule s
-    WHERE s.next_run_at <= statement_timestamp() AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE}) AS due
+    SELECT due.*, row_number() OVER (PARTITION BY tenant_id, has_backlog ORDER BY next_run_at) AS turn
+    FROM ({_oldest_due(f"NOT {_HAS_BACKLOG}")} UNION ALL {_oldest_due(_HAS_BACKLOG)}) AS due) AS in_turn
 ORDER BY has_backlog, turn, next_run_at LIMIT $1
 """
 

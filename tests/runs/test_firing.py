@@ -237,6 +237,30 @@ async def test_a_tenants_missed_ticks_cost_its_other_schedules_no_turn(
     assert await ticked(rows, missed, mine, *others) == [0, 1, 1, 0]
 
 
+async def test_each_call_reads_no_more_due_schedules_than_need_turns_however_many_are_due(rows: Connection) -> None:
+    """A backlog of missed ticks takes no place from the others, and thousands of one tenant none from another."""
+
+    async def write(count: int, tenant: str, catch_up: str, late: timedelta) -> None:
+        await rows.execute(
+            "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
+            " priority, overlap, catch_up, catch_up_seconds, next_run_at)"
+            " SELECT gen_random_uuid(), $2, 'scripted', '@yearly', 'UTC', '{}', 'tenant', '', 1, 'skip', $3, 3600,"
+            " statement_timestamp() - $4::interval - n * interval '1 microsecond' FROM generate_series(1, $1) AS n",
+            count, tenant, catch_up, late,
+        )  # fmt: skip
+
+    await write(1, "few", "skip", timedelta(seconds=5))
+    await write(10_001, "many", "all", timedelta(minutes=10))
+    await write(9_999, "many", "skip", timedelta(seconds=30))
+    await write(1, "few", "skip", timedelta(seconds=10))
+    pipelines = [pipeline.name for pipeline in TEMPLATES.pipelines]
+    found = [row["id"] for row in await rows.fetch(schedules._FIND_DUE, 100_000, pipelines, schedules.ON_TIME)]
+    first, last = await rows.fetch("SELECT id FROM schedule WHERE tenant_id = 'few' ORDER BY next_run_at")
+    assert len(found) == 20_000
+    assert found.index(first["id"]) == 1
+    assert last["id"] not in found
+
+
 async def test_of_missed_ticks_those_that_may_be_dropped_come_first(client: Client, rows: Connection) -> None:
     everything, latest, nothing = [(await make(client, cron="@yearly", catch_up=policy))["id"]
                                    for policy in ("all", "one", "skip")]  # fmt: skip
