@@ -31,7 +31,7 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, not_in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, in_time
 from leasehold.db import job_lists, job_reads, saved_views
 from leasehold.db.job_lists import Listing
 from leasehold.db.job_reads import Row
@@ -40,8 +40,6 @@ from leasehold.domain.ids import id_of_instant, instant_of
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse, quoted
 from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
-from leasehold.telemetry.outages import DATABASE
 
 router = APIRouter()
 #: Seconds for which all open lists of a tenant share its saved views.
@@ -220,14 +218,10 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
                     refusals[NOT_TRIED] += len(ids) - index
                     break
                 try:
-                    await act_on_job(job_id)
+                    with in_time("picked jobs"):
+                        await act_on_job(job_id)
                 except RequestError as error:
                     refusals[error.message] += 1
-                except TRY_AGAIN as error:
-                    if not may_try_again(error):
-                        raise
-                    DATABASE.record_error(error, "picked jobs")
-                    refusals[not_in_time().message] += 1
         done_count = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [

@@ -30,14 +30,12 @@ from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, not_in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, in_time
 from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import DeadLetterFilter, Row
 from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany, Unavailable
 from leasehold.domain.kind import RUN
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
-from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=AuthenticatedFirst)
@@ -209,7 +207,8 @@ async def _replay_each(
             if index and monotonic() > ends_at:
                 break
             try:
-                effects = await _replay_in_time(services, connection, caller, job_id)
+                with in_time("replays"):
+                    effects = await _replay(services, connection, caller, job_id)
             except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
                 refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
             except TooMany:
@@ -227,19 +226,6 @@ async def _replay_each(
     finally:
         await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
     return replayed, refused
-
-
-async def _replay_in_time(
-    services: Services, connection: Connection, caller: Caller, job_id: UUID
-) -> CreatedRun | None:
-    """As `_replay`. Raises Unavailable in place of TRY_AGAIN."""
-    try:
-        return await _replay(services, connection, caller, job_id)
-    except TRY_AGAIN as error:
-        if not may_try_again(error):
-            raise
-        DATABASE.record_error(error, "replays")
-        raise not_in_time() from error
 
 
 class _NotFailedAnyMore(Exception):

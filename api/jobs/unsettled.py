@@ -23,14 +23,12 @@ from leasehold.api.jobs.schemas import BulkSettleRequest, SettleRequest, Unsettl
 from leasehold.api.jobs.settling import settle
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, not_in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, NotInTime, in_time
 from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
 from leasehold.kinds.job_kinds import UnknownOrders
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.security.egress import shown_host
-from leasehold.telemetry.outages import DATABASE
 
 router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
@@ -253,31 +251,26 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     settled_ids: list[UUID] = []
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
-    away: Unavailable | None = None  # PostgreSQL did not write a job in time
+    away: NotInTime | None = None
     async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
         ends_at = monotonic() + BULK_SECONDS
         for index, item in enumerate(body.settlements):
             if index and monotonic() > ends_at:
                 refusals += [
-                    {"job_id": each.job_id, "code": not_in_time().code, "detail": NOT_TRIED}
+                    {"job_id": each.job_id, "code": NotInTime().code, "detail": NOT_TRIED}
                     for each in body.settlements[index:]
                 ]
                 break
             try:
-                permitted_job = await find(services, caller, item.job_id, write=True)
-                limit_headers = await settle(services, permitted_job, item)
-            except (TooMany, Unavailable) as error:  # concerns all jobs: refuse the request if no job is settled yet
-                if not settled_ids:
+                with in_time("settlements"):
+                    permitted_job = await find(services, caller, item.job_id, write=True)
+                    limit_headers = await settle(services, permitted_job, item)
+            except RequestError as error:  # this job cannot be settled; the others may be
+                if isinstance(error, NotInTime):
+                    away = error
+                elif isinstance(error, TooMany | Unavailable) and not settled_ids:  # concerns all jobs
                     raise
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
-            except RequestError as error:  # this job cannot be settled; the others can
-                refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
-            except TRY_AGAIN as error:  # this job may be locked, or PostgreSQL may be away
-                if not may_try_again(error):
-                    raise
-                DATABASE.record_error(error, "settlements")
-                away = not_in_time()
-                refusals.append({"job_id": item.job_id, "code": away.code, "detail": away.message})
             else:
                 settled_ids.append(item.job_id)
     if away is not None and not settled_ids:

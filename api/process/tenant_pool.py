@@ -4,8 +4,8 @@ Tenants that wait get connections in turn. The module also bounds bulk writes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 from leasehold.api.process import deadline, replica_reads
@@ -13,7 +13,9 @@ from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.database import Connection, Pool
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.errors import TooMany, Unavailable
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
+from leasehold.telemetry.outages import DATABASE
 
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
@@ -24,7 +26,6 @@ _RETRY_SECONDS = 1.0
 BULK_SECONDS = 30.0
 #: Why a bulk write has not tried a job: BULK_SECONDS were over.
 NOT_TRIED = "The jobs before took too long, so nothing was tried."
-_NOT_IN_TIME = "PostgreSQL did not answer in time, perhaps because the job is locked."
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
@@ -99,9 +100,27 @@ class BulkWrites:
         )
 
 
-def not_in_time() -> Unavailable:
-    """The refusal of a job of a bulk write that PostgreSQL did not write in time."""
-    return Unavailable("database_unavailable", _NOT_IN_TIME)
+class NotInTime(Unavailable):
+    """PostgreSQL did not write a job of a bulk write in time: the job may be locked, or PostgreSQL may be away."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "database_unavailable", "PostgreSQL did not answer in time, perhaps because the job is locked."
+        )
+
+
+@contextmanager
+def in_time(part: str) -> Iterator[None]:
+    """Around the write of one job of a bulk write: raises NotInTime in place of TRY_AGAIN. `part`: the part of the API
+    that the log of an outage names.
+    """
+    try:
+        yield
+    except TRY_AGAIN as error:
+        if not may_try_again(error):
+            raise
+        DATABASE.record_error(error, part)
+        raise NotInTime from error
 
 
 def _busy() -> Unavailable:
