@@ -47,9 +47,8 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     Conflict for a Celery id that a run of another task has.
 
     The steps: leave out calls whose Celery id a run has already. Sort the calls into debounced calls, calls with a key,
-    and others. Reserve each key: a new key gets one
-    run, and all its calls get the id of the key's run. Merge debounced calls with runs that wait. Write all new runs
-    together. Finally store each new run's id with its key.
+    and others. Reserve each key: a new key gets one run, and all its calls get the id of the key's run. Merge debounced
+    calls with runs that wait. Write all new runs together. Finally store each new run's id with its key.
     """
     written = Written([call.run_id for call in calls])
     now = await _time_of_submission(connection, calls)

@@ -106,18 +106,13 @@ async def reconcile_apps(
     leave out the apps that have a writer by now.
     """
     done = []
-
-    async def write(app: str) -> list[str] | None:
-        if only_without_writer:
-            await lock_name(connection, _role(tenant_id, app))
-            if await workers.has_leader(connection, _role(tenant_id, app)):
-                return None
-        return await reconcile(connection, tenant_id, app, declared_by_app[app], writer)
-
     for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
         app: str = row["app"]
+        write = partial(
+            reconcile, connection, tenant_id, app, declared_by_app[app], writer, only_without_writer=only_without_writer
+        )
         # None: nothing was written. If that is because of an error, the app is in quarantine now.
-        if await run_unit(connection, DUTY, app, partial(write, app)) is not None:
+        if await run_unit(connection, DUTY, app, write) is not None:
             done.append(app)
     return done
 
@@ -128,14 +123,19 @@ async def reconcile(
     app: str,
     declared: Sequence[DeclaredSchedule],
     writer: UUID | None = None,
-) -> list[str]:
+    *,
+    only_without_writer: bool = False,
+) -> list[str] | None:
     """Write the schedules that the app's code declares, and pause the app's other schedules. Returns the templates of
     the schedules that were paused. `writer`: the worker that writes, and from now on leads the app's role.
+    `only_without_writer`: write nothing, and return None, if the app has a writer by now.
 
     If several workers start at once, a lock makes them do this one after another, with the same outcome.
     """
     async with connection.transaction():
         await lock_name(connection, _role(tenant_id, app))
+        if only_without_writer and await workers.has_leader(connection, _role(tenant_id, app)):
+            return None
         now = await database_time(connection)
         for schedule in declared:
             next_tick = cron.next_after(schedule.cron, schedule.timezone, now)
