@@ -79,21 +79,26 @@ async def test_many_locked_jobs_end_the_act(
     assert (await press(somebody, "/jobs/act", **fields))[1] == ("good", "3 of 3 jobs retried.")
 
 
+async def bulk_request(maker: Maker, act: str) -> tuple[list[UUID], str, dict[str, Any], str]:
+    """A request about three jobs: the jobs in the order in which it tries them, its path, its body, and the member of
+    the answer that names the jobs of which it was done.
+    """
+    if act == "replay":
+        latest_first = list(reversed(await failed_runs(maker, 3)))
+        return latest_first, "/v1/dead-letters/replay", {"code": "broken"}, "replayed"
+    picked = [await maker.make("generation") for _ in range(3)]
+    for job_id in picked:
+        await maker.lose_order(job_id)
+    settlements = [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]
+    return picked, "/v1/unsettled/settle", {"settlements": settlements}, "settled"
+
+
 @pytest.mark.parametrize("act", ["settle", "replay"])
 async def test_a_locked_job_does_not_prevent_the_others_of_a_request(
     maker: Maker, settings: Settings, act: str
 ) -> None:
     """The answer names it. A request of which nothing was done answers 503, as in an outage."""
-    if act == "replay":
-        picked = await failed_runs(maker, 3)
-        body: dict[str, Any] = {"code": "broken"}
-        path, done = "/v1/dead-letters/replay", "replayed"
-    else:
-        picked = [await maker.make("generation") for _ in range(3)]
-        for job_id in picked:
-            await maker.lose_order(job_id)
-        body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
-        path, done = "/v1/unsettled/settle", "settled"
+    picked, path, body, done = await bulk_request(maker, act)
     async with locked(settings, picked[1]):
         answer = await maker.client.post(path, json=body)
         assert answer.status_code == 202, answer.text
@@ -112,16 +117,7 @@ async def test_a_request_tries_no_job_after_a_locked_one_that_took_too_long(
     maker: Maker, settings: Settings, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     monkeypatch.setattr(dead_letters if act == "replay" else unsettled, "BULK_SECONDS", 1.0)
-    if act == "replay":
-        picked = list(reversed(await failed_runs(maker, 3)))  # the latest first
-        body: dict[str, Any] = {"code": "broken"}
-        path, done = "/v1/dead-letters/replay", "replayed"
-    else:
-        picked = [await maker.make("generation") for _ in range(3)]
-        for job_id in picked:
-            await maker.lose_order(job_id)
-        body = {"settlements": [{"job_id": str(job_id), "action": "give_up"} for job_id in picked]}
-        path, done = "/v1/unsettled/settle", "settled"
+    picked, path, body, done = await bulk_request(maker, act)
     async with locked(settings, picked[1]):
         answer = await maker.client.post(path, json=body)
         assert (answer.status_code, answer.json()[done]) == (202, [str(picked[0])])

@@ -260,15 +260,21 @@ async def test_a_provider_that_certainly_sold_nothing_leaves_nothing_to_settle_i
     assert await unsettled(people[0]) == []
 
 
+async def with_lost_answer(person: httpx2.AsyncClient, settings: Settings, rows: Rows) -> UUID:
+    """An unfinished generation whose provider, which takes a token, has got the order and has lost the answer once."""
+    body = {"provider": TOKEN, "prompt": "a cat #never #lost"}
+    job_id = UUID((await person.post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    async with Worker(settings), asyncio.timeout(SECONDS):
+        while await rows.statuses(job_id) != {"submit": "retry", "poll": "blocked", "store": "blocked"}:
+            await asyncio.sleep(0.02)
+    return job_id
+
+
 @pytest.mark.parametrize("end", ["expired", "cancelled"])
 async def test_an_order_that_a_job_adopts_which_has_ended_for_good_is_withdrawn(
     people: list[httpx2.AsyncClient], generation_settings: Settings, simulator: Simulator, rows: Rows, end: str
 ) -> None:
-    body = {"provider": TOKEN, "prompt": "a cat #never #lost"}
-    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
-    async with Worker(generation_settings), asyncio.timeout(SECONDS):
-        while await rows.statuses(job_id) != {"submit": "retry", "poll": "blocked", "store": "blocked"}:
-            await asyncio.sleep(0.02)
+    job_id = await with_lost_answer(people[0], generation_settings, rows)
     await let_end(rows.connection, people, job_id, end)
     (bought,) = simulator.bought
     answer = await people[0].post(f"/v1/jobs/{job_id}/settle", json={"action": "adopt", "ref": bought.id})
@@ -286,11 +292,7 @@ async def test_no_order_is_adopted_that_a_running_withdrawal_may_miss(
     people: list[httpx2.AsyncClient], generation_settings: Settings, simulator: Simulator, rows: Rows, end: str
 ) -> None:
     """The attempt may have read that there is no order. `end`: after it, the adoption is accepted."""
-    body = {"provider": TOKEN, "prompt": "a cat #never #lost"}
-    job_id = UUID((await people[0].post("/v1/images/generations", json=body)).json()["data"]["job_id"])
-    async with Worker(generation_settings), asyncio.timeout(SECONDS):
-        while await rows.statuses(job_id) != {"submit": "retry", "poll": "blocked", "store": "blocked"}:
-            await asyncio.sleep(0.02)
+    job_id = await with_lost_answer(people[0], generation_settings, rows)
     await let_end(rows.connection, people, job_id, "cancelled")
     (bought,) = simulator.bought
     (claimed,) = await claims.claim_due(rows.connection, rows.terms, ["generation"], 10)
