@@ -12,6 +12,7 @@ from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.subscription import Subscription
 from leasehold.broker.amqp.topology import DELIVERY_LIMIT
 from leasehold.broker.envelope import MAX_BYTES, encode
+from leasehold.exporter.broker_metrics import BrokerMetrics
 from tests.broker.conftest import (
     OpenBroker,
     hints,
@@ -93,6 +94,19 @@ async def test_after_stop_nothing_new_comes_and_what_came_can_be_acked(open_brok
     await broker.close()
     assert inbox.is_empty
     assert await left_in(amqp_url, NORMAL) == 1
+
+
+async def test_a_worker_that_drains_has_not_lost_its_broker_until_it_has(open_broker: OpenBroker, wire: Wire) -> None:
+    """A drain may take ten minutes. LeaseholdBrokerAway fires after five without the broker."""
+    broker = await open_broker(wire.url)
+    await consuming(broker, Inbox())
+    await broker.stop_consuming()
+    assert broker.connected
+    assert next(BrokerMetrics(broker).collect()).samples[0].value == 1  # leasehold_broker_up
+    await wire.close()
+    await until(lambda: not broker.connected)
+    await wire.open()
+    await until(lambda: broker.connected)
 
 
 @pytest.mark.parametrize("kind", sorted(GARBAGE))

@@ -57,8 +57,14 @@ class Consumer:
 
     @property
     def subscriptions(self) -> Mapping[str, bool]:
-        """Each queue's name on the broker, and whether it is being consumed now."""
-        return {subscription.name: subscription.consuming for subscription in self._subscriptions}
+        """The name of each queue on the broker that is to be consumed, and whether it is being consumed now. After
+        `stop` no queue is to be consumed.
+        """
+        return {
+            subscription.name: subscription.consuming
+            for subscription in self._subscriptions
+            if not subscription.stopped
+        }
 
     async def consume(
         self,

@@ -43,7 +43,7 @@ class Subscription:
         self._channel: AbstractChannel | None = None
         self._consumer_tag: str | None = None
         self._acks: Acks | None = None
-        self._stopped = False
+        self.stopped = False  # `stop` was called: nothing consumes the queue, on purpose
         self._has_consumed = False
         self._last_reason: str | None = None  # why the last attempt failed; None: the last attempt succeeded
         self.queue = queue
@@ -62,7 +62,7 @@ class Subscription:
     ) -> None:
         """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
         ladder = Ladder()
-        while not self._stopped:
+        while not self.stopped:
             reason: Exception | None = None
             try:
                 await self._consume(connection, wire, receive, on_resumed, ladder)
@@ -78,7 +78,7 @@ class Subscription:
 
     async def stop(self) -> None:
         """Stop new deliveries. The channel stays open: an ACK must use the channel of its delivery."""
-        self._stopped = True
+        self.stopped = True
         channel, tag = self._channel, self._consumer_tag
         self._consumer_tag = None
         if channel is not None and tag is not None:
@@ -121,7 +121,7 @@ class Subscription:
                 consumer = await channel.basic_consume(self.name, _refuse)
             self._consumer_tag = consumer.consumer_tag
             ladder.record_opened()
-            if self._stopped:  # `stop` came before the consumer had a tag
+            if self.stopped:  # `stop` came before the consumer had a tag
                 await self.stop()
             self._last_reason = None
             if self._has_consumed:
@@ -137,7 +137,7 @@ class Subscription:
     def _report(self, error: Exception | None) -> None:
         """Log an error only if it differs from the last: a queue may be broken for hours."""
         reason = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
-        if self._stopped or reason == self._last_reason:
+        if self.stopped or reason == self._last_reason:
             return
         self._last_reason = reason
         log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=reason)
