@@ -113,9 +113,10 @@ def make_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_services(settings, pipelines) as services:
             app.state.services = services
-            app.state.readiness = Readiness(services)
+            app.state.readiness = readiness = Readiness(services)
             app.state.console = ConsoleState(settings)
             yield
+            await readiness.close()
 
     app = FastAPI(
         title="Leasehold",

@@ -53,8 +53,11 @@ def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that is there may stand still for longer than a check of readiness waits, which is three seconds."""
+    """A part that is there may stand still for longer than a check of readiness waits, which is three seconds, and than
+    an answer waits for a check that is not required, which is one.
+    """
     monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr("leasehold.api.fleet.health._PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")

@@ -191,8 +191,8 @@ async def all_cells(request: Request) -> list[Cell]:
 async def _own_answer(request: Request, others: OtherCells) -> CellAnswer:
     """What this cell would answer to another cell that asks for its status."""
     began_at = monotonic()
-    checks = await readiness_of(request).checks()
-    state: State = "ready" if all(check.ok for check in checks if check.required) else "not_ready"
+    checks = await readiness_of(request).required_checks()
+    state: State = "ready" if all(check.ok for check in checks) else "not_ready"
     load = await _own_load(services_of(request), others.own)
     return CellAnswer(others.own, others.map.addresses[others.own], state, load, None, round(monotonic() - began_at, 3))
 

@@ -1,8 +1,9 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process is ready for requests). A process is
 ready if it does not shut down, and if the database accepts writes and has the needed migrations.
 
-If the broker or the store does not answer, `/readyz` reports the outage, but the process stays ready. Submissions need
-no broker. All API processes share one store, so another process could not serve the requests either.
+If the broker or the store does not answer, the process stays ready. Submissions need no broker. All API processes share
+one store, so another process could not serve the requests either. `/readyz` starts the checks of both, which record the
+outage, but a process that is ready answers without waiting for them.
 
 Neither endpoint needs a key, with one exception: `/readyz?verbose` needs an operator's key, because it shows versions
 and settings of the servers.
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -30,7 +32,7 @@ from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.domain.ids import new_id
 from leasehold.kinds.schemas import schemas_of
-from leasehold.runtime.gather import has_failed
+from leasehold.runtime.gather import cancel_and_wait, has_failed
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
@@ -48,6 +50,9 @@ _Result = TypeVar("_Result")
 _SHARED_SECONDS = 1.0
 #: How long one check, or the whole self-check, may take.
 _TIMEOUT_SECONDS = 3.0
+#: Seconds for which an answer that shows all checks waits for those that are not required. Some callers give up sooner
+#: than a check does: the health check of compose.yaml after three seconds, another cell after two.
+_PATIENCE_SECONDS = 1.0
 #: The errors by which PostgreSQL, the broker or the store shows that it does not answer.
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
 #: Seconds for which all requests share the findings of one self-check, because the servers seldom change.
@@ -83,12 +88,21 @@ class _SharedRun(Generic[_Result]):
         self._started_at = 0.0
 
     async def result(self) -> _Result:
+        return await asyncio.shield(self.start())
+
+    def start(self) -> asyncio.Task[_Result]:
+        """The task of the shared run. Do not cancel it: other requests wait for it, too."""
         if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
             # In a context of its own: nothing of the request that starts the run applies to it. Such a request may read
             # from a standby, wait for its tenant's turn at the pool, or have little time left.
             self._task = asyncio.create_task(self._run(), context=Context())
-        return await asyncio.shield(self._task)
+        return self._task
+
+    async def close(self) -> None:
+        """Cancel the run that is under way, if there is one."""
+        if self._task is not None:
+            await cancel_and_wait(self._task)
 
     def _is_old(self) -> bool:
         return monotonic() - self._started_at > self._seconds
@@ -101,15 +115,39 @@ class Readiness:
         self._services = services
         self._id = new_id()  # of this process, for PROVE_WRITES
         self._schemas = schemas_of(services.kinds)
-        self._checks = _SharedRun(self._run_checks, _SHARED_SECONDS)
+        self._required = _SharedRun(self._run_required, _SHARED_SECONDS)
+        has_replica = services.replica_reads is not None
+        others = {"broker": self._broker, "store": self._store, **({"replica": self._replica} if has_replica else {})}
+        # The checks that are not required. Each is a run of its own: one that does not end delays no other.
+        self._others = {
+            name: _SharedRun(partial(_run_check, name, check, required=False), _SHARED_SECONDS)
+            for name, check in others.items()
+        }
         self._self_check = _SharedRun(self._run_self_check, _FINDINGS_SECONDS)
 
+    async def required_checks(self) -> list[Check]:
+        """The checks that decide whether the process is ready. Starts the others, but does not wait for them."""
+        for run in self._others.values():
+            run.start()
+        return [Check("serving", not self._services.draining, required=True), *await self._required.result()]
+
+    async def other_checks(self) -> list[Check]:
+        """The checks that are not required. One that has not ended after _PATIENCE_SECONDS is not `ok`."""
+        runs = {name: run.start() for name, run in self._others.items()}
+        await asyncio.wait(runs.values(), timeout=_PATIENCE_SECONDS)
+        return [_result_or_late(name, run) for name, run in runs.items()]
+
     async def checks(self) -> list[Check]:
-        return [Check("serving", not self._services.draining, required=True), *await self._checks.result()]
+        return [*await self.required_checks(), *await self.other_checks()]
 
     async def findings(self) -> list[Finding]:
         """The findings of the self-check about the database, the broker and the store."""
         return await self._self_check.result()
+
+    async def close(self) -> None:
+        """End the checks that are under way."""
+        for run in (self._required, *self._others.values(), self._self_check):
+            await run.close()
 
     async def _run_self_check(self) -> list[Finding]:
         services = self._services
@@ -123,15 +161,11 @@ class Readiness:
             log.warning("the self-check did not finish", error=type(error).__name__)
             return [Finding("self-check", ok=False, found="not finished", meaning="a part does not answer: see checks")]
 
-    async def _run_checks(self) -> list[Check]:
-        has_replica = self._services.replica_reads is not None
+    async def _run_required(self) -> list[Check]:
         return list(
             await asyncio.gather(
                 _run_check("database", self._database, required=True),
                 _run_check("migrations", self._migrations, required=True),
-                _run_check("broker", self._broker, required=False),
-                _run_check("store", self._store, required=False),
-                *([_run_check("replica", self._replica, required=False)] if has_replica else []),
             )
         )
 
@@ -180,6 +214,13 @@ class _NotReady(Exception):
     """A check failed. Its text is public: `/readyz` shows it without a key."""
 
 
+def _result_or_late(name: str, run: asyncio.Task[Check]) -> Check:
+    """The result of a check that is not required; or, if it has none yet, that it has not answered."""
+    if run.done() and not has_failed(run):
+        return run.result()
+    return Check(name, ok=False, required=False, detail=f"no answer within {_PATIENCE_SECONDS:g} s")
+
+
 async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required: bool) -> Check:
     """Run one check. Its `detail` is public, so it never contains an address or the text of an error."""
     try:
@@ -207,22 +248,25 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Whether the process is ready. `?verbose` adds all checks, and the findings that `leasehold doctor` prints.
+    """Whether the process is ready. `?verbose` adds all checks, and the findings that `leasehold doctor` prints: for
+    those, it waits up to _TIMEOUT_SECONDS for a server that does not answer.
 
     Raises Unauthenticated or Forbidden for `?verbose` without a key with the scope `fleet:operate`.
     """
     is_verbose = "verbose" in request.query_params
     if is_verbose:
         await _require_operator(request, await bearer(request))
-    checks = await readiness_of(request).checks()
-    is_ready = all(check.ok for check in checks if check.required)
+    readiness = readiness_of(request)
+    required_checks = await readiness.required_checks()
+    is_ready = all(check.ok for check in required_checks)
     answer: dict[str, Any] = {"status": "ok" if is_ready else "unavailable"}
     if not is_ready or is_verbose:
         answer["checks"] = {
-            check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
+            check.name: {"ok": check.ok, "required": check.required, "detail": check.detail}
+            for check in (*required_checks, *await readiness.other_checks())
         }
     if is_verbose:
-        answer["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
+        answer["findings"] = [asdict(finding) for finding in await readiness.findings()]
     return JSONResponse(answer, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 

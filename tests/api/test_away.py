@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,6 +13,7 @@ from pydantic import SecretStr
 from leasehold.api.auth.security import OPERATE
 from leasehold.api.fleet import health
 from leasehold.db.database import Connection
+from leasehold.security.other_cells import ask
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.api.media_api import MediaApi, problem
@@ -158,6 +161,53 @@ async def test_neither_broker_nor_store_decides_readiness(
         checks = answer.json()["checks"]
         assert [checks[name]["ok"] for name in ("broker", "store")] == [False, False]
         assert [checks[name]["required"] for name in ("broker", "store")] == [False, False]
+
+
+@dataclass
+class Silent:
+    """A server that accepts every connection, and never answers."""
+
+    url: str
+    asked: asyncio.Event
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[Silent]:
+    asked, may_end = asyncio.Event(), asyncio.Event()
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await may_end.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield Silent(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked)
+    may_end.set()
+    server.close()
+
+
+async def test_no_answer_about_readiness_waits_for_a_silent_store(
+    settings: Settings, make_key: MakeKey, silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers do not wait for long: another cell would show this one as silent, and compose.yaml as unhealthy."""
+    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 1000.0)  # the check of the store ends with the process
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 1000.0)
+    alone = settings.model_copy(update={"s3_endpoint": silent.url})
+    async with serving(alone) as api, client_of(api.url, (await make_key(scopes=(OPERATE,))).text) as client:
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        assert (await ask(client, "b", api.url, None, seconds=30)).state == "ready"
+        await silent.asked.wait()  # the check runs nevertheless: it records the outage
+        monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.1)
+        api.services.drain()
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        checks = answer.json()["checks"]
+        assert checks["store"] == {"ok": False, "required": False, "detail": "no answer within 0.1 s"}
+        assert checks["serving"]["ok"] is False
+        assert checks["database"]["ok"] is True
+        assert "no answer" not in checks["broker"]["detail"]
+    assert not [task for task in asyncio.all_tasks() if "_run_check" in repr(task)]
 
 
 async def test_while_the_store_is_away_uploads_are_not_taken_in_nor_refused(
