@@ -128,6 +128,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             # whether the database is up. Otherwise only calls of /readyz would record it.
             exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
         )
+        # A worker resigns when it deletes its row. This process has no row by which others could see that it has ended.
+        stack.push_async_callback(exporter.resign)
         exporter_task = asyncio.create_task(exporter.run())
         stack.push_async_callback(cancel_and_wait, exporter_task)
         watch = JobWatch(pool)

@@ -2,13 +2,15 @@
 The outbox has the hints (messages about due tasks) that the broker has not confirmed yet.
 
 One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
-worker and every API process tries to lead. The leader queries the database every 10 to 60 seconds, and adds the answers
+worker and every API process tries to lead. A leader that ends in an orderly way resigns, so that another process leads
+at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers
 to its /metrics. Other processes add nothing. So the metrics exist as long as any process lives. When the leader
 changes, two processes may export the metrics for a while. The values are the same, and dashboards use the greatest.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
@@ -33,6 +35,7 @@ from leasehold.kinds.metrics import gauge as _gauge
 from leasehold.kinds.metrics import labelled_gauge as _labelled
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.telemetry.database import recording_up
 from leasehold.telemetry.duties import EXPORTER_REFUSED
@@ -54,6 +57,8 @@ _MAX_PAUSE_SECONDS = 60.0
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
+#: The most seconds that `resign` may take.
+_RESIGN_SECONDS = 3.0
 
 #: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
 #: another run of its scope has ended. `server`, `provider`: of generations. `other`: of kinds of work from outside.
@@ -158,6 +163,7 @@ class Exporter(Collector):
         self._silent_seconds = settings.silent_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
+        self._leads = False  # as the last answered try to lead said
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
 
@@ -165,6 +171,18 @@ class Exporter(Collector):
         """Ask the questions again and again, whenever this process leads."""
         if self._is_enabled:
             await Periodic("exporter", self._query, every=EVERY_SECONDS).run()
+
+    async def resign(self) -> None:
+        """Let another process lead from now on. Call this after the end of `run`. If the database does not answer, the
+        lead ends by itself, 30 seconds after the last turn of `run`.
+        """
+        if not self._leads:
+            return
+        try:
+            async with asyncio.timeout(_RESIGN_SECONDS), self._pool.acquire() as connection:
+                await workers.resign(connection, self._owner)
+        except (asyncpg.PostgresError, *TRY_AGAIN) as error:
+            log.warning("the exporter did not resign: its lead ends by itself", error=type(error).__name__)
 
     async def _query(self) -> None:
         async with AsyncExitStack() as stack:
@@ -176,7 +194,7 @@ class Exporter(Collector):
     async def _query_as_leader(self, connection: Connection) -> None:
         """Lead if no other process leads. Only the leader queries, and only when a round is due."""
         with self._recording_up():
-            is_leader = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
+            is_leader = self._leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
         LEADS.set(is_leader)
         if not is_leader:
             self._latest = None

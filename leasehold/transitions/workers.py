@@ -306,6 +306,7 @@ async def has_leader(connection: Connection, role: str) -> bool:
 
 
 async def resign(connection: Connection, owner: UUID) -> None:
+    """Give up all roles that `owner` leads: other processes may lead them immediately."""
     await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)
 
 

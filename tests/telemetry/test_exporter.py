@@ -25,6 +25,7 @@ from leasehold.telemetry import database
 from leasehold.transitions import jobs, sweeps, workers
 from leasehold.transitions.quarantine import set_aside
 from leasehold.transitions.settlements import Failure, Snoozing, fail, snooze
+from tests.api.conftest import serving
 from tests.factories import ONE, SELDOM, Rows
 from tests.telemetry.page import Page
 
@@ -466,7 +467,24 @@ async def test_an_api_tells_whether_it_reaches_the_database_also_if_nobody_asks_
         with pytest.raises(asyncpg.PostgresError):
             await exporter._query()
         assert REGISTRY.get_sample_value("leasehold_database_up") == 0
+        await exporter.resign()  # the end of a process raises nothing
         await rows.connection.execute("ALTER TABLE elsewhere RENAME TO leadership")
+
+
+@pytest.mark.parametrize("changes", [{}, {"console_only": True}], ids=["api", "console"])
+async def test_when_the_leading_api_or_console_ends_another_process_tells_at_its_next_try(
+    settings: Settings, rows: Rows, changes: dict[str, Any]
+) -> None:
+    leader = "SELECT owner FROM leadership WHERE role = 'exporter'"
+    async with serving(settings.model_copy(update=changes)):
+        while await rows.connection.fetchval(leader) is None:
+            await asyncio.sleep(0.01)
+        other = Exporter(settings, uuid4(), pool=None)  # type: ignore[arg-type]  # its turns are given a connection here
+        await other._query_as_leader(rows.connection)
+        await other.resign()
+        assert not list(other.collect())
+    await other._query_as_leader(rows.connection)
+    assert list(other.collect())
 
 
 @pytest.fixture
