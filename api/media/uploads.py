@@ -267,10 +267,9 @@ async def _write_job(
         if submitted is None:
             await services.admission.refund(connection, caller.payer)
         else:
-            at_most = services.settings.picture_max_bytes
-            # If the client later uploads an object larger than `at_most`, housekeeping (a maintenance loop of the
-            # workers) deletes the object.
-            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=at_most)
+            # The tenant's stored bytes count `size`. If the client later uploads a larger object with the same URL,
+            # housekeeping (a maintenance loop of the workers) deletes the object.
+            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=size)
     return submitted, charge.fields
 
 

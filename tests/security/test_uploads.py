@@ -156,14 +156,31 @@ async def test_a_picture_that_replaces_one_too_large_during_its_inspection_stays
     assert await s3.keys() == [ticket.original_key]
 
 
+@pytest.mark.parametrize("more", [1, 2 * MIB - len(JPEG), 3 * MIB])
+@pytest.mark.parametrize("seconds", [400, 24 * 3600 + 301])
 async def test_an_original_that_is_overwritten_by_a_larger_one_after_its_completion_goes(
-    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection, more: int, seconds: float
 ) -> None:
+    """The tenant's stored bytes count the picture that was completed. `seconds`: a slow transfer may take a day."""
     ticket = await media_api.submitted()
-    await put(ticket.upload_url, LARGE, "image/jpeg")
-    await later(rows, 400)
+    await put(ticket.upload_url, JPEG + bytes(more), "image/jpeg")
+    await later(rows, seconds)
     await keep_house(api)
     assert await s3.keys() == []
+
+
+@pytest.mark.parametrize("replacement", [JPEG, JPEG[:-1]], ids=["as large", "smaller"])
+async def test_an_original_that_is_overwritten_by_one_that_is_not_larger_stays(
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection, replacement: bytes
+) -> None:
+    """A client may have repeated its PUT because the store's answer was lost."""
+    ticket = await media_api.submitted()
+    await put(ticket.upload_url, replacement, "image/jpeg")
+    for seconds in (400, 24 * 3600):
+        await later(rows, seconds)
+        await keep_house(api)
+    assert await s3.keys() == [ticket.original_key]
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
 
 
 async def test_an_original_that_was_completed_stays(
