@@ -351,13 +351,7 @@ class ExternalWorker:
             await self._fail(task, error, error)
         else:
             files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
-            try:
-                await self._settle(task, "complete", result=result, files=files)
-            except Refused as error:
-                if error.status in _KEY_REFUSED:
-                    raise
-                # The API refuses this result, so the attempt has failed. The worker must go on with the next task.
-                await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
+            await self._settle(task, "complete", result=result, files=files)
 
     async def _fail(self, task: Task, error: Exception, cause: BaseException) -> None:
         """Report that the attempt failed with `error`. `cause`: what the handler raised."""
@@ -375,11 +369,21 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
+        """Settle the task. If the API refuses that, the attempt has failed with the refusal. If the API refuses that,
+        too, the lease ends by itself: the worker must go on with the next task.
+
+        Raises LeaseLost, and Refused if the API refuses the key.
+        """
+        refusal = await self._refusal_of(task, verb, **body)
+        if refusal is not None:
+            await self._refusal_of(task, "fail", **_failure_of(Retryable(str(refusal), code=refusal.code)))
+
+    async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again: the
         heartbeats keep the lease, and the API answers a repeated settlement as it answered the first. If this worker
         stops before the API has answered, it releases the task. The API refuses the release of a settled task.
 
-        Raises LeaseLost, Refused.
+        Returns the API's refusal of this settlement. Raises LeaseLost, and Refused if the API refuses the key.
         """
         try:
             while True:
@@ -389,8 +393,12 @@ class ExternalWorker:
                 except httpx2.HTTPError:
                     task.check_lease()
                     await asyncio.sleep(_OUTAGE_SECONDS)
+                except Refused as error:
+                    if error.status in _KEY_REFUSED:
+                        raise
+                    return error
                 else:
-                    return
+                    return None
         except asyncio.CancelledError:
             await self._release(task)
             raise

@@ -109,6 +109,7 @@ async def test_it_reads_and_writes_files_reports_logs_and_emits(
         ("permanent", "broken"),
         ("odd", "handler_error"),
         ("unprintable", "handler_error"),
+        ("untold", "handler_error"),
         ("refused", "invalid_request"),
         ("infinite", "handler_error"),
     ],
@@ -120,6 +121,22 @@ async def test_what_a_handler_throws_or_returns_wrongly_fails_the_attempt(
         said = await client.until(await begin(client, do), "failed", "succeeded")
         await outside.stop()
     assert (said["status"], said["error"]["code"]) == ("failed", code)
+
+
+async def test_a_text_that_is_cut_in_the_middle_of_a_character_is_sent(
+    client: Client, running: Running, rows: Connection
+) -> None:
+    """The API does not read half a character: it refused the failure, the worker ended, and so did each next one."""
+    async with working(running.url, rows) as outside:
+        said = await client.until(run := await begin(client, "halves"), "failed", "succeeded")
+        await outside.stop()
+    assert (said["error"]["code"], said["error"]["message"]) == ("cut", "x" * 1999 + "\N{REPLACEMENT CHARACTER}")
+    sent = zip(outside.front.seen, outside.front.bodies, strict=True)
+    (lines,) = [json.loads(body)["lines"] for (_, path, _), body in sent if path.endswith("/logs")]
+    assert lines[0]["message"] == "x" * 65_535 + "\N{REPLACEMENT CHARACTER}"
+    assert lines[0]["traceback"] == "\N{REPLACEMENT CHARACTER}" + "x" * 65_535
+    shown = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [line["level"] for line in shown] == ["info", "error"]
 
 
 async def test_an_item_that_the_api_refuses_takes_no_other_along_and_the_log_names_the_loss(
@@ -298,6 +315,60 @@ async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_a
     async with asyncio.timeout(SECONDS):
         out = await evaluated(STOPS)
     assert out == b"works true claim logs release\n"
+
+
+#: A worker whose handler fails its first task, while the API refuses so many settlements with this status. Prints the
+#: requests about each task, and how `serve` ends.
+REFUSED = f"""
+import {{ Leasehold }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+const [status, count, does] = process.argv.slice(1);
+const asked = [];
+const stop = new AbortController();
+let claims = 0;
+let refusals = Number(count);
+const fetch = async (url, {{ body }}) => {{
+  const [id, verb] = String(url).split("/").slice(-2);
+  if (verb === "claim") {{
+    claims += 1;
+    return Response.json({{ tasks: [{{ task_id: String(claims), step: "made", files: [], epoch: 1 }}] }});
+  }}
+  if (verb === "logs") return Response.json({{ cut: false }});
+  if (verb === "heartbeat") return Response.json({{ cancel_requested: id === "1" }});
+  asked.push(`${{id}} ${{verb}} ${{JSON.parse(body).code ?? ""}}`.trim());
+  if (id === "1" && refusals-- > 0) return Response.json({{ code: "odd", detail: "no" }}, {{ status: Number(status) }});
+  return Response.json({{}});
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", fetch }});
+const worker = new ExternalWorker(leasehold, {{ queues: ["q"], leaseSeconds: 0.3 }});
+const handle = async (task) => {{
+  if (task.id === "2") stop.abort();
+  else if (does === "throw") throw new Error("broken");
+  else if (does === "wait") await new Promise((resolve) => task.signal.addEventListener("abort", resolve));
+  task.checkpoint();
+}};
+const end = await worker.serve(handle, {{ signal: stop.signal }}).then(() => "stopped", (error) => error.name);
+console.log([...asked, end].join(", "));
+process.exit();
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "first"), [("throw", "fail handler_error"), ("return", "complete"), ("wait", "acknowledge-cancel")]
+)
+async def test_a_worker_works_on_after_a_settlement_that_the_api_refuses(does: str, first: str) -> None:
+    """The attempt fails with the refusal. If the API refuses that, too, the lease ends by itself."""
+    async with asyncio.timeout(SECONDS):
+        once = await evaluated(REFUSED, "422", "1", does)
+        twice = await evaluated(REFUSED, "404", "2", does)
+    assert once.decode() == twice.decode() == f"1 {first}, 1 fail odd, 2 release, stopped\n"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_worker_whose_key_the_api_refuses_for_a_settlement_ends(status: int) -> None:
+    async with asyncio.timeout(SECONDS):
+        out = await evaluated(REFUSED, str(status), "1", "throw")
+    assert out == b"1 fail handler_error, ApiError\n"
 
 
 #: A worker that is told to stop while the API does not accept what its handler has returned. Prints what it asked for.

@@ -63,6 +63,13 @@ const doing = {
   async unprintable() {
     throw Object.create(null);
   },
+  async untold() {
+    throw Object.assign(new Retryable("", { after: 0 }), { code: undefined, message: 7, stack: ["no", "text"] });
+  },
+  async halves(task) {
+    task.log(`${"x".repeat(65_535)}\u{1f600}`, { trace: `\u{1f600}${"x".repeat(65_535)}` });
+    throw new Permanent("cut", `${"x".repeat(1999)}\u{1f600}`);
+  },
   async refused() {
     return ["a", "list"];
   },

@@ -465,6 +465,38 @@ async def test_an_api_that_refuses_all_output_of_a_task_does_not_keep_it_from_it
     assert step_of(await client.look(run), "outside")["state"] == "succeeded"
 
 
+@pytest.mark.parametrize(("refusals", "state", "code"), [(1, "retry", "http_422"), (2, "running", None)])
+async def test_a_worker_works_on_after_a_failure_that_the_api_refuses(
+    client: Client,
+    running: Running,
+    rows: Connection,
+    template: str,
+    monkeypatch: pytest.MonkeyPatch,
+    refusals: int,
+    state: str,
+    code: str | None,
+) -> None:
+    """The attempt fails with the refusal. If the API refuses that, too, the lease ends by itself."""
+    monkeypatch.setattr(external, "_OUTPUT_SECONDS", 60.0)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def fail(_task: Task) -> None:
+        front.failures = ["the log is sent", *["refuse"] * refusals]
+        raise Permanent("broken", "it is broken")
+
+    async with fronting(running.url) as front:
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"]) as outside:
+            assert await outside.work_once(fail, wait=5)
+        assert front.failures == []
+    row = await rows.fetchrow(
+        "SELECT t.status, f.code FROM task t LEFT JOIN failure f ON f.task_id = t.id"
+        " WHERE t.job_id = $1 AND t.step = 'outside'",
+        UUID(run),
+    )
+    assert tuple(row or ()) == (state, code)
+
+
 async def test_a_worker_that_stops_while_the_api_takes_no_settlement_releases_its_task(
     client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,11 +196,11 @@ export class Task {
    */
   #addLine(message, level, { trace = "", fields = {}, beyondBounds = false }) {
     const line = {
-      message: sendable(message).slice(0, MOST_TEXT),
+      message: sendable(message.slice(0, MOST_TEXT)),
       level,
       logger: this.step,
       fields,
-      traceback: sendable(trace).slice(-MOST_TEXT),
+      traceback: sendable(trace.slice(-MOST_TEXT)),
       at: new Date().toISOString(),
     };
     this.#lines.add(line, toJson(line).length, beyondBounds);
@@ -332,7 +332,7 @@ export class Task {
     try {
       await output.flush();
     } catch (error) {
-      if (!(error instanceof ApiError) || isOutage(error) || KEY_REFUSED.has(error.status)) throw error;
+      if (!isRefusal(error)) throw error;
       const isLost = output.refuse(BODY_REFUSED.has(error.status));
       // Once: the API may refuse this line, too.
       if (isLost && !this.#hasLoggedLoss) {
@@ -482,13 +482,7 @@ export class ExternalWorker {
       await this.#settleError(task, error, grace);
       return;
     }
-    try {
-      await this.#settle(task, "complete", { result: result ?? null, files: task.sent }, grace);
-    } catch (error) {
-      if (!(error instanceof ApiError) || KEY_REFUSED.has(error.status)) throw error;
-      // Another task must not wait for this one: the API refuses its result, so the attempt failed.
-      await this.#settle(task, "fail", failureOf(new Retryable(error.message, { code: error.code })), grace);
-    }
+    await this.#settle(task, "complete", { result: result ?? null, files: task.sent }, grace);
   }
 
   /**
@@ -505,30 +499,50 @@ export class ExternalWorker {
       await this.#settle(task, "acknowledge-cancel", {}, grace);
     } else {
       const failure = failureOf(error);
-      const trace = error instanceof Error ? (error.stack ?? "") : "";
+      const trace = error instanceof Error ? textOf(error.stack ?? "") : "";
       task.logFailure(`${failure.code}: ${failure.message}`, trace);
       await this.#settle(task, "fail", failure, grace);
     }
   }
 
   /**
-   * Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a repetition as
-   * it answered the first time. A settled task has all that it has logged and emitted. Once the grace is over, give the task
-   * back: the API refuses that of a settled one. Rejects with LeaseLost, ApiError.
+   * Settle the task. If the API refuses that, the attempt has failed with the refusal. If it refuses that, too, the lease ends
+   * by itself: another task must not wait for this one. Rejects with LeaseLost, and with ApiError if the API refuses the key.
    * @param {Task} task
    * @param {string} verb
    * @param {object} body
    * @param {Grace} grace
    */
   async #settle(task, verb, body, grace) {
+    const refusal = await this.#refusalOf(task, verb, body, grace);
+    if (refusal === undefined) return;
+    const failure = failureOf(new Retryable(refusal.message, { code: refusal.code }));
+    await this.#refusalOf(task, "fail", failure, grace);
+  }
+
+  /**
+   * Settle the task. While the API does not answer, try again: heartbeats keep the lease. The API answers a repetition as
+   * it answered the first time. A settled task has all that it has logged and emitted. Once the grace is over, give the task
+   * back: the API refuses that of a settled one. Resolves to the API's refusal of this settlement. Rejects as `#settle`.
+   * @param {Task} task
+   * @param {string} verb
+   * @param {object} body
+   * @param {Grace} grace
+   * @returns {Promise<ApiError | undefined>}
+   */
+  async #refusalOf(task, verb, body, grace) {
     for (;;) {
       try {
         await grace.orOver(task.flush());
         await task.post(verb, body, { safe: true, signal: grace.over });
-        return;
+        return undefined;
       } catch (error) {
+        if (isRefusal(error)) return error;
         if (!isOutage(error) && !(error instanceof Stopped)) throw error;
-        if (grace.over.aborted) return this.#giveBack(task);
+        if (grace.over.aborted) {
+          await this.#giveBack(task);
+          return undefined;
+        }
         await pause(OUTAGE, grace.over);
       }
     }
@@ -747,6 +761,15 @@ function isOutage(error) {
 }
 
 /**
+ * Whether the API refuses the request, and not the key: another request may be accepted.
+ * @param {unknown} error
+ * @returns {error is ApiError}
+ */
+function isRefusal(error) {
+  return error instanceof ApiError && !isOutage(error) && !KEY_REFUSED.has(error.status);
+}
+
+/**
  * Throws what is neither an answer of the API nor the lack of one: an error in this program.
  * @param {unknown} error
  */
@@ -761,11 +784,11 @@ function unlessForeign(error) {
  */
 function failureOf(error) {
   const own = error instanceof Permanent || error instanceof Retryable;
-  const message = own ? error.message : textOf(error);
+  const message = textOf(own ? error.message : error);
   const after = error instanceof Retryable ? error.after : undefined;
   return {
-    code: own && CODE.test(error.code) ? error.code : "handler_error",
-    message: sendable(message).slice(0, MOST_MESSAGE),
+    code: own && typeof error.code === "string" && CODE.test(error.code) ? error.code : "handler_error",
+    message: sendable(message.slice(0, MOST_MESSAGE)),
     retryable: !(error instanceof Permanent),
     retry_after: after === undefined ? null : Math.min(Math.max(after, 0), MOST_RETRY_AFTER),
   };
@@ -807,7 +830,7 @@ function escapes(json) {
 }
 
 /**
- * The text without half characters and without NUL, which the API cannot store.
+ * The text without half characters and without NUL, which the API cannot store. Cut the text before: a cut can halve one.
  * @param {string} text
  */
 function sendable(text) {
