@@ -115,7 +115,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         operations=details.operations,
         seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
-        may_retry=may_retry(access),
+        may_retry=may_retry(services, access),
         payload=_editable_payload(job),
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl_command(services, request, access),

@@ -22,6 +22,7 @@ from leasehold.db import job_reads
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
+from leasehold.domain.kind import RUN
 from leasehold.domain.sentences import to_the_second
 from leasehold.domain.states import JobState
 from leasehold.kinds.job_kinds import JobKind, PermittedJobs
@@ -83,18 +84,44 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
         )
 
 
-def may_retry(access: JobAccess) -> bool:
-    """Whether the caller may retry the job. To retry a bulk delete, the caller needs the scope of a delete, because the
-    retried operation deletes further jobs.
+def may_retry(services: Services, access: JobAccess) -> bool:
+    """Whether the caller may retry the job. If it is a bulk operation, the caller needs the `:write` scope of each kind
+    on whose jobs it acts, and `jobs:delete` if it deletes.
     """
-    is_bulk_delete = _is_operation(access.row) and access.row["params"].get("action") == "delete"
-    return not is_bulk_delete or JOBS_DELETE in access.acting_caller.scopes
+    return not _missing_scopes(services, access)
 
 
-def check_retry(access: JobAccess) -> None:
+def check_retry(services: Services, access: JobAccess) -> None:
     """Raises Forbidden if the caller may not retry the job (`may_retry`)."""
-    if not may_retry(access):
-        raise Forbidden("insufficient_scope", f"To retry a bulk delete, the API key needs the scope {JOBS_DELETE}.")
+    if missing := _missing_scopes(services, access):
+        noun = "scope" if len(missing) == 1 else "scopes"
+        raise Forbidden("insufficient_scope", f"To retry this operation, you need the {noun} {', '.join(missing)}.")
+
+
+def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
+    """The scopes that the caller lacks for a retry of the job, beside those of the job's kind. They are those that the
+    submission of a bulk operation needs: the retried operation acts on further jobs.
+    """
+    if not _is_operation(access.row):
+        return []
+    params, kinds = access.row["params"], services.job_kinds
+    target_kinds = [kinds.of(pipeline, is_run=False) for pipeline in params["pipelines"]]
+    if params["runs"]:
+        target_kinds.append(kinds.of(RUN, is_run=True))
+    needed = {kind.scopes.write for kind in target_kinds if kind.scopes is not None}
+    if params["action"] == "delete":
+        needed.add(JOBS_DELETE)
+    return sorted(needed - access.acting_caller.scopes)
+
+
+def params_of_retry(access: JobAccess) -> dict[str, Any] | None:
+    """The new parameters of a bulk operation that the caller retries: the caller pays for its further retries, and its
+    further acts name the caller. None: the job is no bulk operation.
+    """
+    if not _is_operation(access.row):
+        return None
+    caller = access.acting_caller
+    return {**access.row["params"], "client_id": caller.client_id, "payer_key": caller.quota_key}
 
 
 def permitted_jobs_of(

@@ -24,7 +24,7 @@ from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import json_response, publish_run_effects
-from leasehold.api.jobs.access import JobAccess, access_of, check_retry
+from leasehold.api.jobs.access import JobAccess, access_of, check_retry, params_of_retry
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
@@ -243,13 +243,15 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     if row is None:
         return None
     access = access_of(services, caller, row)
-    check_retry(access)
+    check_retry(services, access)
     template_version = await template_of(services.actions, connection, access.target)
     # 0: the request was charged for this job already. {}: the queue of the step at which the retry begins is not known
     # yet. `add_queues_of` adds it after the retry.
     with suppress(_NotFailedAnyMore):
         async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
-            effects = await revive(services.actions, connection, access.target, template_version)
+            effects = await revive(
+                services.actions, connection, access.target, template_version, params_of_retry(access)
+            )
             if effects is None:  # roll back: `revive` may have written deliveries, and cancelled older runs
                 raise _NotFailedAnyMore
             await record(connection, access, "job.retried")

@@ -161,7 +161,9 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     operation_id="retryJob",
     summary="Retry a failed job, from the step that failed or an earlier step",
     description="Steps that succeeded do not run again. A retry is charged as a submission, and waits at the limits "
-    "that a new job waits at. To retry an operation that deletes, the key also needs `jobs:delete`.",
+    "that a new job waits at. To retry a bulk operation, the key also needs the `:write` scope of each kind on which "
+    "the operation may act, and `jobs:delete` if it deletes. The operation then goes on in the name of this key, which "
+    "pays for its retries.",
     status_code=202,
     response_model=JobAfterAction,
     responses=problems(MISSING | {

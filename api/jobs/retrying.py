@@ -7,7 +7,7 @@ from __future__ import annotations
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.responses import publish_run_effects
-from leasehold.api.jobs.access import JobAccess, check_retry, state_now
+from leasehold.api.jobs.access import JobAccess, check_retry, params_of_retry, state_now
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
@@ -19,9 +19,9 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     """Retry the job. Returns the status that the retry has committed, and the RateLimit headers. Raises the problems
     that the endpoint `retryJob` documents.
     """
-    check_retry(access)
+    check_retry(services, access)
     caller = access.acting_caller
-    params = None  # the run keeps its payload
+    params = params_of_retry(access)  # None: the job keeps its parameters
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
@@ -41,7 +41,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
             raise invalid_state(await state_now(connection, access))  # `revive` revives failed jobs only
-        has_other_payload = None if params is None else True  # None is left out of the audit's row
+        has_other_payload = None if body.payload is None else True  # None is left out of the audit's row
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
         status = await jobs.state_of(connection, access.id)

@@ -102,8 +102,9 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters of a run; None: the old
-    ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
+    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old ones, or
+    those that the job's kind sets. `from_step`: the first step to run again; None: the failed one. `cause`: who retries
+    the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
     failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict
@@ -116,7 +117,7 @@ async def revive(
         new_run = _new_run(target, template_version, params)
         effects = await runs.revive(connection, new_run, from_step, cause, replaces_params=params is not None)
     else:
-        effects = await _revive_job_without_template(actions, connection, target, from_step, cause)
+        effects = await _revive_job_without_template(actions, connection, target, params, from_step, cause)
     return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
 
 
@@ -137,12 +138,15 @@ async def _revive_job_without_template(
     actions: Actions,
     connection: Connection,
     target: Target,
+    params: dict[str, Any] | None,
     from_step: str | None,
     cause: Mapping[str, str] | None,
 ) -> CreatedRun | None:
     """As `revive`, for a job that is not a run."""
     tenant_id = target.tenant_id
     pipeline, retry_terms = await _pipeline_and_terms(actions, connection, target)
+    if params is not None:
+        retry_terms = replace(retry_terms, params=params)
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     all_limits = _limits_without_template(target, pipeline, retry_terms, rules)
     terms = AdmissionTerms(all_limits, target.row["exclusive_key"])

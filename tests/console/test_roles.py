@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -172,6 +173,18 @@ async def test_a_page_has_no_button_that_would_be_refused(
     assert all(any(pattern_of(path).fullmatch(act) for path in ACTS) for act in acts)
     overview = await somebody.see("/")
     assert [path for path in pages if f'<a href="/console{path}"' in overview and path in refused] == []
+
+
+async def test_an_operation_on_kinds_that_a_key_may_not_write_has_no_button_to_retry_it(
+    person: MakePerson, maker: Maker
+) -> None:
+    wish = {"action": "retry", "filter": "kind:run"}
+    operation = (await maker.client.post("/v1/operations", json=wish)).json()["id"]
+    await maker.fail(UUID(operation), "canary_failed")
+    form = f'action="/console/jobs/{operation}/retry"'
+    narrow, wide = frozenset({"jobs:read", "jobs:operate"}), frozenset({"jobs:read", "jobs:operate", "runs:write"})
+    assert form not in await (await person(narrow)).see(f"/jobs/{operation}")
+    assert form in await (await person(wide)).see(f"/jobs/{operation}")
 
 
 async def test_a_tenant_sees_and_changes_nothing_of_another(person: MakePerson, maker: Maker, rows: Connection) -> None:

@@ -30,12 +30,13 @@ from leasehold.pipelines.operations import steps
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import concurrency, debounce, workers
 from leasehold.transitions.debounce import Debounced
 from leasehold.worker.maintenance import duties
 from leasehold.worker.worker import Worker
-from tests.api.conftest import Running
+from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, TENANT_SCOPES, MakeClient, Maker
@@ -682,6 +683,76 @@ async def test_a_retry_of_an_operation_that_deletes_needs_what_a_delete_needs(
     assert {refusal["job_id"] for refusal in answer["refused"]} == set(operations[:2])
     assert await statuses(rows, [UUID(operation) for operation in operations[:2]]) == ["failed", "failed"]
     assert (await client.post(f"/v1/jobs/{operations[0]}/retry")).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("kind", "also", "lacks"),
+    [
+        ("run", ("generation:write",), "runs:write"),
+        ("generation", ("runs:write",), "generation:write"),
+        ("generation", ("runs:write", "fleet:operate"), "generation:write"),
+    ],
+)
+async def test_a_retry_of_an_operation_needs_the_scope_of_each_kind_on_which_it_acts(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection, *,
+    kind: str, also: tuple[str, ...], lacks: str,
+) -> None:  # fmt: skip
+    """It goes on with the scopes of the key that submitted it."""
+    operation, other = await submit(client, "retry", f"kind:{kind}"), await submit(client, "retry", "kind:media")
+    for job_id in (operation, other):
+        await maker.fail(UUID(job_id), "canary_failed")
+    letters = (await client.get("/v1/dead-letters?code=canary_failed")).json()["dead_letters"]
+    task = next(letter["task_id"] for letter in letters if letter["job_id"] == operation)
+    narrow = await client_with("jobs:read", "jobs:operate", "media:write", *also)
+    for path in (f"/v1/jobs/{operation}/retry", f"/v1/dead-letters/{task}/replay"):
+        body = problem(await narrow.post(path), 403, "insufficient_scope")
+        assert body["detail"] == f"To retry this operation, you need the scope {lacks}."
+    answer = (await narrow.post("/v1/dead-letters/replay", json={"code": "canary_failed"})).json()
+    assert answer["replayed"] == [other]
+    assert [(refusal["job_id"], refusal["code"]) for refusal in answer["refused"]] == [
+        (operation, "insufficient_scope")
+    ]
+    assert await statuses(rows, [UUID(operation)]) == ["failed"]
+    narrow = await client_with("jobs:read", "jobs:operate", lacks)
+    assert (await narrow.post(f"/v1/jobs/{operation}/retry")).status_code == 202
+
+
+@pytest.mark.parametrize("way", ["retry", "letter", "letters"])
+async def test_who_retries_an_operation_pays_for_the_rest_and_is_named(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, way: str
+) -> None:
+    """The key that submitted it may be revoked by now."""
+    broken = await failed(maker, number=3)
+    operation = await submit(client, "retry", "kind:run", canary=1)
+    key = await create_key(
+        rows, tenant_id="acme", client_id="second", scopes=["jobs:read", "jobs:operate", "runs:write"]
+    )
+    async with operating(running.services.settings), client_of(running.url, key.text) as second:
+        async with asyncio.timeout(SECONDS):
+            while await statuses(rows, broken[2:]) != ["pending"]:
+                await asyncio.sleep(0.02)
+        await maker.fail(broken[2], "of_the_canary")
+        assert (await ended(client, operation))["error"]["code"] == "canary_failed"
+        (letter,) = (await client.get("/v1/dead-letters?code=canary_failed")).json()["dead_letters"]
+        path, body = {
+            "retry": (f"/v1/jobs/{operation}/retry", {}),
+            "letter": (f"/v1/dead-letters/{letter['task_id']}/replay", {}),
+            "letters": ("/v1/dead-letters/replay", {"code": "canary_failed"}),
+        }[way]
+        assert (await second.post(path, json=body)).status_code == 202
+        done = await ended(client, operation)
+    assert (done["status"], done["acted"], done["by"]) == ("succeeded", 3, "client second")
+    by = []
+    for job_id in broken:
+        events = (await client.get(f"/v1/jobs/{job_id}/events")).json()["events"]
+        by.append(next(event["by"] for event in events if event["kind"] == "replayed"))
+    assert by == ["client second", "client second", "client tests"]
+    params = await rows.fetchval("SELECT params FROM job WHERE id = $1", UUID(operation))
+    quota_key = await rows.fetchval("SELECT coalesce(quota_key, prefix) FROM api_key WHERE client_id = 'second'")
+    assert (params["payer_key"], params["action"], params["filter"]) == (quota_key, "retry", "kind:run")
+    retries = await rows.fetch("SELECT actor, details FROM audit WHERE action = 'job.retried'")
+    assert [row["actor"] for row in retries] == ["second"]
+    assert "other_payload" not in str(retries[0]["details"])
 
 
 @pytest.mark.parametrize(
