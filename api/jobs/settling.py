@@ -61,7 +61,7 @@ async def _write_settlement(
     """Lock the job, and write the settlement. Returns the step whose order is settled.
 
     Raises Conflict if the job has no order to settle, if somebody has settled its order already, or if another job has
-    adopted the order. Raises Invalid if the order cannot be adopted.
+    the order. Raises Invalid if the order cannot be adopted.
     """
     caller = access.acting_caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.intent)
@@ -70,7 +70,7 @@ async def _write_settlement(
         if await resolving.write(
             connection, access.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref
         ):
-            await _refuse_order_of_other_tenant(connection, access, orders, system, body.ref)
+            await _refuse_order_of_other_job(connection, access, orders, system, body.ref)
             return step
     # The job has no order to settle, or somebody has settled its order. Then the error names the decision.
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
@@ -81,17 +81,20 @@ async def _write_settlement(
     raise Conflict("already_settled", f"{actor} {decision} at {settled_at}.")
 
 
-async def _refuse_order_of_other_tenant(
+async def _refuse_order_of_other_job(
     connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
 ) -> None:
-    """Raises Conflict if a job of another tenant has adopted the order. This compares the jobs that ordered with the
-    installation's account. It leaves out tenants' own accounts, because orders of two accounts may have the same id.
+    """Raises Conflict if another job, of any tenant, has the order: because it has adopted the order, or because its
+    step got the order as its answer. This compares the jobs that ordered with the installation's account. It leaves out
+    tenants' own accounts, because orders of two accounts may have the same id.
     """
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
-    adopters = await resolving.other_adopters(connection, access.acting_caller.tenant_id, system, ref)
-    if any(orders.is_of_installation(params) for params in adopters):
-        raise Conflict("order_adopted", "Another job has adopted this order.")
+    others = await resolving.other_adopters(connection, access.acting_caller.tenant_id, system, ref)
+    if orders.holders is not None:
+        others += await orders.holders(connection, access.id, system, ref)
+    if any(orders.is_of_installation(params) for params in others):
+        raise Conflict("order_adopted", "Another job has this order.")
 
 
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:

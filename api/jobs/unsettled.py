@@ -220,7 +220,7 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
     "settle the same order, the first decides; the problem of the second names the person and the decision.",
     status_code=202,
     responses=problems(_MISSING | {
-        HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has adopted this order; "
+        HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has this order; "
         "`resource_invalid_state`; `same_key_running`, `pipeline_not_served`, `order_being_withdrawn`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`order_not_adoptable`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,

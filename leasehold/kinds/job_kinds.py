@@ -56,6 +56,9 @@ AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[S
 #: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order. It withdraws the
 #: order. Raises Conflict if the job may not adopt the order now.
 AfterAdoption: TypeAlias = AfterCancel
+#: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, whose
+#: step got this order as its answer. May search the latest jobs only.
+OrderHolders: TypeAlias = Callable[[Connection, UUID, str, str], Awaitable[Sequence[Mapping[str, Any]]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
@@ -90,7 +93,8 @@ class UnknownOrders:
     cancelled or expired job does not: its `after_adoption` withdraws the order.) `adoptable(opened, parameters)`
     returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
     `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
-    tenants use this account, too, so only one job of all tenants can adopt such an order.
+    tenants use this account, too, so only one job of all tenants can have such an order: `holders` finds the jobs that
+    have one without an adoption.
     """
 
     step: str
@@ -99,6 +103,7 @@ class UnknownOrders:
     adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
     adoptable: Callable[[Any, Mapping[str, Any]], bool]
     is_of_installation: Callable[[Mapping[str, Any]], bool] = lambda _parameters: False
+    holders: OrderHolders | None = None
     codes: tuple[str, ...] = ()
 
 

@@ -21,6 +21,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.limits.admission import Payer
 from leasehold.pipelines.generation.pipeline import withdrawal
+from leasehold.pipelines.generation.rows import holders
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, notes, settlements, sweeps
@@ -203,6 +204,53 @@ async def test_an_order_of_the_installations_account_is_adopted_in_one_tenant_on
     assert (await people[0].post(f"/v1/jobs/{second}/settle", json=body)).status_code == 202
     # The account of the third is the installation's, as the first one's.
     problem(await people[0].post(f"/v1/jobs/{third}/settle", json=body), 409, "order_adopted")
+
+
+async def answered(person: httpx2.AsyncClient, rows: Rows, prompt: str) -> tuple[UUID, str]:
+    """A job that has its provider's answer, and the order's id there."""
+    answer = await person.post("/v1/images/generations", json={"provider": PLAIN, "prompt": prompt})
+    job_id = UUID(answer.json()["data"]["job_id"])
+    ref = (
+        "SELECT r.value ->> 'ref' FROM result r JOIN task t ON t.id = r.task_id"
+        " WHERE t.job_id = $1 AND t.step = 'submit' AND t.status = 'succeeded'"
+    )
+    async with asyncio.timeout(SECONDS):
+        while (found := await rows.connection.fetchval(ref, job_id)) is None:
+            await asyncio.sleep(0.02)
+    return job_id, found
+
+
+@pytest.mark.parametrize(("tenant", "prompt"), [("u", "a cat #never"), ("t", "a cat")])
+async def test_an_order_whose_answer_another_job_got_is_not_adopted(
+    people: list[httpx2.AsyncClient], worker: Worker, rows: Rows, tenant: str, prompt: str
+) -> None:
+    """It would store the other's files, and could withdraw the other's order."""
+    key = await create_key(rows.connection, tenant_id=tenant, client_id="eve", scopes=SCOPES)
+    async with client_of(str(people[0].base_url), key.text) as eve:
+        other_id, ref = await answered(eve, rows, prompt)
+    (job_id,) = await lost(rows, people[0], "a dog")
+    settle, body = f"/v1/jobs/{job_id}/settle", {"action": "adopt", "ref": ref}
+    said = problem(await people[0].post(settle, json=body), 409, "order_adopted")
+    assert said["detail"] == "Another job has this order."
+    assert [item["job_id"] for item in await unsettled(people[0])] == [str(job_id)]
+    # Orders with a client's own credential are of another account, which may give its orders the same ids.
+    own = 'UPDATE job SET params = params || \'{"credential": "sealed"}\' WHERE id = $1'
+    await rows.connection.execute(own, other_id)
+    assert (await people[0].post(settle, json=body)).status_code == 202
+
+
+async def test_the_search_for_who_has_an_order_compares_the_provider_and_is_bounded(
+    people: list[httpx2.AsyncClient], worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders of two providers may have the same id."""
+    (job_id, ref), _ = await answered(people[0], rows, "a cat"), await answered(people[0], rows, "a dog")
+
+    async def found(asking: UUID, provider: str) -> int:
+        return len(await holders(rows.connection, asking, provider, ref))
+
+    assert [await found(uuid4(), PLAIN), await found(uuid4(), TOKEN), await found(job_id, PLAIN)] == [1, 0, 0]
+    monkeypatch.setattr("leasehold.pipelines.generation.rows.MAX_SEARCHED", 1)
+    assert await found(uuid4(), PLAIN) == 0
 
 
 async def let_end(connection: Connection, people: list[httpx2.AsyncClient], job_id: UUID, end: str) -> None:

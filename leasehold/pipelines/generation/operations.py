@@ -19,7 +19,7 @@ from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, Sen
 from leasehold.pipelines.generation.pipeline import BACKSTOP, STORE_TIME, GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
-from leasehold.pipelines.generation.rows import forget_consumption, orders_under_way, retried_order
+from leasehold.pipelines.generation.rows import forget_consumption, holders, orders_under_way, retried_order
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import JobEnded
@@ -43,6 +43,7 @@ def operations() -> KindOperations:
         adopted=adopted_order,
         adoptable=is_adoptable,
         is_of_installation=is_of_installation,
+        holders=holders,
         codes=("submit_outcome_unknown", "worker_lost", "step_timeout"),
     )
     return KindOperations(

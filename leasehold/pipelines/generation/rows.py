@@ -30,6 +30,8 @@ _CONDEMNED = "'-infinity'::timestamptz"
 _DELETION_SECONDS = 1
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
+#: The search for the jobs that have an order reads at most this many generations.
+MAX_SEARCHED = 10_000
 
 
 # SQL: the step `submit` of the job `j` has recorded that it orders, and has not succeeded.
@@ -226,6 +228,25 @@ async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> l
         list(job_ids),
     )
     return [(row["job_id"], row["tenant_id"]) for row in rows]
+
+
+# The other jobs that have the order $3 of the provider $2. No index has the ids of orders, so this searches the newest
+# $4 generations of all tenants. `value` is that of a step `submit` that has succeeded, or whose order was adopted.
+_HOLDERS = """
+-- generation_holders
+SELECT j.params FROM (SELECT job_id FROM generation ORDER BY job_id DESC LIMIT $4) AS newest
+JOIN task s ON s.job_id = newest.job_id AND s.step = 'submit' JOIN result r ON r.task_id = s.id
+JOIN job j ON j.id = newest.job_id
+WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider' = $2
+"""
+
+
+async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
+    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`: as the
+    provider's answer, or because a person has found it. Searches the newest `MAX_SEARCHED` generations.
+    """
+    rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
+    return [row["params"] for row in rows]
 
 
 #: The public statuses of a generation that keeps its server busy.

@@ -138,7 +138,7 @@ async def write(
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "settlement_adopted":
             raise
-        raise Conflict("order_adopted", "Another job has adopted this order.") from None
+        raise Conflict("order_adopted", "Another job has this order.") from None
 
 
 async def lock_order(connection: Connection, ref: str) -> None:
