@@ -509,6 +509,80 @@ async def test_a_status_that_is_no_text_is_declared_as_json_writes_it(found: obj
     assert state == Working(word, after=None)
 
 
+class Sent:
+    """Keeps the URLs of requests in place of sending them."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+
+    async def send(self, _method: str, url: str, **_options: Any) -> Any:
+        self.urls.append(url)
+        return SimpleNamespace(body={"id": "7", "url": "https://example.com/f"}, is_success=True, after=None)
+
+
+def declared(url: str) -> tuple[Declared, Sent]:
+    (declaration,) = declarations(orjson.dumps([DECLARATION | {"submit": {"url": url}}]).decode())
+    sent: Any = Sent()
+    return Declared(sent, declaration), sent
+
+
+@pytest.mark.parametrize(
+    ("url", "model"),
+    [
+        *(
+            ("https://example.com/v1/{model}/make", model)
+            for model in (
+                "..", ".", "", None, "../../admin", "o/..", "o/./m", "..\\m", "%2e%2e", "%2E", "o%2f..", "..;m",
+            )
+        ),
+        ("https://example.com/v1/.{model}/make", "."),
+        ("https://example.com/v1/%2e{model}", "."),
+        ("https://example.com/{kind}/{model}", ".."),
+        ("https://example.com/v1/{model}?a={prompt}", ".."),
+        ("https://{model}/v1", ""),
+    ],
+)  # fmt: skip
+async def test_a_value_that_would_lead_to_another_path_of_a_declared_provider_is_refused_before_anything_is_sent(
+    url: str, model: str | None
+) -> None:
+    """It would lead the installation's credential to another endpoint."""
+    provider, sent = declared(url)
+    with pytest.raises(Rejected) as refused:
+        await provider.submit(order("mine", "image", "p", model=model), "c")
+    assert (refused.value.code, sent.urls) == ("path_malformed", [])
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "filled"),
+    [
+        ("https://example.com/v1/{model}/make", "o/m", "https://example.com/v1/o%2Fm/make"),
+        ("https://example.com/v1/{model}", "v1.5", "https://example.com/v1/v1.5"),
+        ("https://example.com/v1/{model}", "...", "https://example.com/v1/..."),
+        ("https://example.com/v1/m{model}", None, "https://example.com/v1/m"),
+        ("https://example.com/?m={model}/x", "..", "https://example.com/?m=../x"),
+        ("https://example.com/../v1//{kind}/", "..", "https://example.com/../v1//image/"),  # the declaration's own
+    ],
+)
+async def test_a_value_that_leads_to_no_other_path_is_sent(url: str, model: str | None, filled: str) -> None:
+    provider, sent = declared(url)
+    await provider.submit(order("mine", "image", "p", model=model), "c")
+    assert sent.urls == [filled]
+
+
+async def test_the_id_of_an_order_leads_to_no_other_path_of_a_declared_provider() -> None:
+    more = {
+        "ref": "/id", "status": "/status", "statuses": {"made": "made"},
+        "poll": {"url": "https://example.com/{ref}"}, "cancel": {"url": "https://example.com/jobs/{ref}"},
+    }  # fmt: skip
+    (declaration,) = declarations(orjson.dumps([DECLARATION | more]).decode())
+    sent: Any = Sent()
+    provider = Declared(sent, declaration)
+    for asking in (provider.poll, provider.cancel):
+        with pytest.raises(Rejected, match="path"):
+            await asking("..", order("mine", "image", "p"), "c")
+    assert sent.urls == []
+
+
 async def test_a_request_that_the_worker_gives_up_is_no_bug_in_the_metrics() -> None:
     class Silent(Ark):
         async def submit(self, order: Order, credential: str) -> Accepted | Finished:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -198,7 +198,7 @@ class Declared:
         filled_headers = _fill(template.headers, values | {"credential": credential})
         return await self._sender.send(
             template.method,
-            _PLACEHOLDER.sub(lambda match: quote(_text_of(values.get(match[1])), safe=""), template.url),
+            _fill_url(template.url, values),
             headers={name: _text_of(value) for name, value in filled_headers.items()} | dict(headers or {}),
             body=b"" if body is None else orjson.dumps(body),
             buys=buys,
@@ -262,6 +262,29 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
     if only_placeholder := _PLACEHOLDER.fullmatch(template):
         return values.get(only_placeholder[1])
     return _PLACEHOLDER.sub(lambda match: _text_of(values.get(match[1])), template)
+
+
+def _fill_url(template: str, values: Mapping[str, Any]) -> str:
+    """The URL with `values`, percent-encoded, in place of the placeholders. Raises Rejected if a value would lead to
+    another path, and the credential with it: HTTP libraries and proxies take a part `..` away together with the part
+    before it, and some decode the path first.
+    """
+    parts = re.split(r"([/?#])", template)
+    in_path = True
+    for index, part in enumerate(parts):
+        in_path = in_path and part not in ("?", "#")
+        filled = _PLACEHOLDER.sub(lambda match: quote(_text_of(values.get(match[1])), safe=""), part)
+        if in_path and filled != part and _changes_path(filled):
+            raise Rejected("path_malformed", f"The value of {part} would change the path of the provider's URL.")
+        parts[index] = filled
+    return "".join(parts)
+
+
+def _changes_path(part: str) -> bool:
+    """Whether a part of a URL's path is empty, or has a part `.` or `..` once it is decoded, be it twice."""
+    decoded = unquote(part)
+    names = {name for text in (decoded, unquote(decoded)) for name in re.split(r"[/\\;]", text)}
+    return not part or not names.isdisjoint((".", ".."))
 
 
 def _lacks_value(template: Any, values: Mapping[str, Any]) -> bool:
