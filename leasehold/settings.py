@@ -352,8 +352,8 @@ class Settings(SettingsWithFiles):
         100,
         ge=1,
         le=10_000,
-        description="In ten seconds an API process writes at most this many rows for refused sign-ins, and one row "
-        "with the number of the others.",
+        description="In ten seconds an API process writes at most this many rows for refused sign-ins of each tenant, "
+        "and as many for those of unknown callers, and one row for each code with the number of the others.",
     )
 
     # --- payloads and bulk work

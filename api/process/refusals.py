@@ -25,8 +25,8 @@ _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
 _Group: TypeAlias = tuple[str, Actor]
-#: The actor of all refusals beyond the bound on groups. They are counted together, by code.
-_OTHERS = Actor("key", "others")
+#: The name of the actor of a chain's refusals beyond the bound on groups. They are counted together, by code.
+_OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,15 @@ class _FirstRefusal:
 
 
 class Refusals:
-    """Counts refusals, and writes them. `at_most`: the number of groups in one write; refusals of further groups are
-    counted together, by code. A process that is killed loses the refusals of its last ten seconds.
+    """Counts refusals, and writes them. `at_most`: the number of groups of one audit chain in one write; refusals of
+    the chain's further groups are counted together, by code. So unknown callers and other tenants take no row from a
+    tenant. A process that is killed loses the refusals of its last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
         self._pool = pool
         self._at_most = at_most
-        self._counts: Counter[_Group] = Counter()
+        self._counts: dict[str, Counter[_Group]] = {}  # by the chain
         self._firsts: dict[_Group, _FirstRefusal] = {}
         self._periodic_flush = Periodic("refusals", self._flush, every=_FLUSH_SECONDS)
         self._task: asyncio.Task[None] | None = None
@@ -69,9 +70,11 @@ class Refusals:
         self._count((code, replace(actor, request_id=None)), 1, first)
 
     def _count(self, group: _Group, number: int, first: _FirstRefusal) -> None:
-        if group not in self._counts and len(self._counts) >= self._at_most:
-            group = (group[0], _OTHERS)
-        self._counts[group] += number
+        code, actor = group
+        counts = self._counts.setdefault(_chain_of(actor), Counter())
+        if group not in counts and len(counts) >= self._at_most:
+            group = (code, Actor("key", _OTHERS, actor.tenant_id))
+        counts[group] += number
         known_first = self._firsts.get(group)
         if known_first is None or first.at < known_first.at:
             self._firsts[group] = first
@@ -80,30 +83,29 @@ class Refusals:
         """Write all counted refusals, with one transaction for each audit chain. After an error, the refusals that were
         not written stay counted.
         """
-        counts, firsts = self._counts, self._firsts
-        self._counts, self._firsts = Counter(), {}
-        while counts:
-            chain = _chain_of(next(iter(counts)))
-            groups = [group for group in counts if _chain_of(group) == chain]
+        counts_by_chain, firsts = self._counts, self._firsts
+        self._counts, self._firsts = {}, {}
+        while counts_by_chain:
+            chain, counts = next(iter(counts_by_chain.items()))
             try:
                 async with self._pool.acquire() as connection, connection.transaction():
-                    for code, actor in groups:
+                    for (code, actor), number in counts.items():
                         first = firsts[code, actor]
                         await audit.record(
                             connection, replace(actor, request_id=first.request_id), "sign_in.refused",
                             Target("sign_in", code, chain),
-                            count=counts[code, actor], first_at=first.at, first_path=first.path,
+                            count=number, first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for group, number in counts.items():  # put back what is not written; `_count` enforces the bound
-                    self._count(group, number, firsts[group])
+                for unwritten in counts_by_chain.values():  # put them back; `_count` enforces the bound
+                    for group, number in unwritten.items():
+                        self._count(group, number, firsts[group])
                 raise
-            for group in groups:
-                del counts[group]
+            del counts_by_chain[chain]
 
 
-def _chain_of(group: _Group) -> str:
-    """The audit chain that gets the group's row: the chain of the caller's tenant, or SHARED_CHAIN for an unknown
+def _chain_of(actor: Actor) -> str:
+    """The audit chain that gets the actor's rows: the chain of the caller's tenant, or SHARED_CHAIN for an unknown
     caller. In a chain, each audit row has the hash of the row before.
     """
-    return group[1].tenant_id or SHARED_CHAIN
+    return actor.tenant_id or SHARED_CHAIN

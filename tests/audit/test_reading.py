@@ -136,6 +136,24 @@ async def test_a_stranger_that_asks_without_end_fills_no_table(settings: Setting
     assert [(row["actor"], row["n"]) for row in found] == [("", 1), ("", 1), ("", 1), ("others", 7)]
 
 
+async def test_neither_strangers_nor_another_tenant_take_a_refusal_out_of_a_tenants_audit(
+    settings: Settings, rows: Connection
+) -> None:
+    async with serving(settings.model_copy(update={"audit_refusals": 2})) as api:
+        refusals = api.services.refusals
+        for number in range(5):
+            refusals.add("invalid_api_key", Actor("key", "", key_prefix=f"{number:012}"), "/v1/jobs")
+            refusals.add("insufficient_scope", Actor("key", f"client {number}", "loud"), "/v1/jobs")
+        refusals.add("insufficient_scope", Actor("key", "mine", "acme"), "/v1/audit")
+        await refusals.flush()
+    found = await rows.fetch("SELECT tenant_id, actor, actor_tenant, (details::json ->> 'count')::int AS n FROM audit")
+    assert sorted(tuple(row) for row in found) == sorted([
+        ("*", "", None, 1), ("*", "", None, 1), ("*", "others", None, 3),
+        ("acme", "mine", "acme", 1),
+        ("loud", "client 0", "loud", 1), ("loud", "client 1", "loud", 1), ("loud", "others", "loud", 3),
+    ])  # fmt: skip
+
+
 async def test_refusals_are_not_lost_while_the_database_refuses(api: Running, rows: Connection) -> None:
     await rows.execute("ALTER TABLE audit ADD CONSTRAINT nothing CHECK (false) NOT VALID")
     async with client_of(api.url) as nobody:
@@ -164,8 +182,9 @@ async def test_refusals_stay_bounded_however_long_the_database_is_away() -> None
     for _ in range(5):
         refuse()
         await refusals.flush()
-    assert len(refusals._counts) == len(refusals._firsts) == 3 + 1  # one counts the others together
-    assert refusals._counts.total() == next(numbers)
+    (counts,) = refusals._counts.values()
+    assert len(counts) == len(refusals._firsts) == 3 + 1  # one counts the others together
+    assert counts.total() == next(numbers)
 
 
 Cli = Callable[..., Awaitable[Result]]
