@@ -48,7 +48,7 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_disabled`, `same_key_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        f"`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`, {REFUSED_URL}",
+        f"`nothing_to_do`, `two_workflows`, `invalid_request`, `batch_not_supported`, `batch_too_large`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip

@@ -68,7 +68,7 @@ _DUPLICATE_TRIES = 5
         HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `same_key_running`, "
         "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        f"`nothing_to_do`, `invalid_request`, `start_ambiguous`, {REFUSED_URL}",
+        f"`nothing_to_do`, `two_workflows`, `invalid_request`, `start_ambiguous`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip

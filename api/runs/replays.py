@@ -67,7 +67,7 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
         HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `template_unreadable`, `same_scope_running`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`: the code has changed, and takes this payload no more; "
-        "`nothing_to_do`",
+        "`nothing_to_do`, `two_workflows`",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip

@@ -177,8 +177,8 @@ async def _check_payload(services: Services, tenant_id: str, schedule: dict[str,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`, "
-        f"{REFUSED_URL}",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, "
+        f"`two_workflows`, `invalid_request`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip

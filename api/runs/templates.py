@@ -68,8 +68,8 @@ def _list_response(page: TemplatePage) -> Response:
     responses=problems({
         HTTPStatus.CONFLICT: "`template_exists`, `template_version_used`: this version or a later version was deleted; "
         "`template_reserved`, `too_many_templates`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `queue_reserved`, `schema_too_complex`, "
-        "`invalid_request`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `queue_reserved`, `two_workflows`, "
+        "`schema_too_complex`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip

@@ -69,13 +69,12 @@ class Task(Generic[P, R]):
         hints = self._hints(function, local_names)
         self.arguments = Arguments(function, hints, skip=self._leading_parameters)
         self.results = Results(function, hints)
-        self.pipeline = pipeline_of(app, function, terms, self.arguments)
+        is_workflow = self._leading_parameters > 0
+        self.pipeline = pipeline_of(app, function, terms, self.arguments, is_workflow=is_workflow)
         self.name = self.pipeline.name
         self._apply_options()
         #: What a workflow needs in order to start the task.
-        self.runnable = StartableTask(
-            self.pipeline, self.arguments, self.results, is_workflow=self._leading_parameters > 0
-        )
+        self.runnable = StartableTask(self.pipeline, self.arguments, self.results, is_workflow=is_workflow)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
         self.handling = Handling(self.name, function, self.arguments, self.results, terms)
@@ -379,7 +378,9 @@ def check_function(function: Callable[..., Any]) -> None:
         raise declaration_error(function, f"{inner.__name__} is a generator: a task returns its result once")
 
 
-def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, arguments: Arguments) -> Pipeline:
+def pipeline_of(
+    app: str, function: Callable[..., Any], terms: TaskTerms, arguments: Arguments, *, is_workflow: bool
+) -> Pipeline:
     """The task as a pipeline of one step."""
     name = terms.name or function.__name__
     if not NAME.fullmatch(name):
@@ -391,6 +392,7 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             STEP,
             queue=terms.queue or (ISOLATED_QUEUE if terms.isolated else "default"),
             isolated=terms.isolated,
+            workflow=is_workflow,
             max_attempts=terms.retry.times + 1,
             timeout=terms.timeout,
             retry_ladder=terms.retry.ladder,

@@ -110,6 +110,7 @@ class Step:
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
+    `workflow`: the handler is a workflow of an app, which keeps the run's journal. A run has one journal.
     `handler`: the `PIPELINE.STEP` of another step, declared in code, whose handler does this step, too. Templates that
     clients write over HTTP use it.
     """
@@ -130,6 +131,7 @@ class Step:
     cancelable: bool = True
     skip_if: SkipIf | None = None
     external: bool = False
+    workflow: bool = False
     handler: str | None = None
     timeout_seconds: int | None = None  # a template's time limit; it overrides the code's `timeout`
 

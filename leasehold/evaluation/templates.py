@@ -21,7 +21,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.params import json_of_params, params_of_json
-from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.storable import NotStorable
@@ -167,14 +167,23 @@ class Templates:
     async def find_usable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
-        """As `find`, but raise Conflict `template_disabled` for a disabled version."""
-        return _enabled(await self.find(connection, tenant_id, template_type, version))
+        """As `find`, but raise Conflict `template_disabled` for a disabled version, and Invalid `two_workflows`."""
+        return self._runnable(await self.find(connection, tenant_id, template_type, version))
 
     async def find_for_rerun(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
-        """As `find_for_run`, but raise Conflict `template_disabled` for a disabled version."""
-        return _enabled(await self.find_for_run(connection, tenant_id, template_type, version))
+        """As `find_for_run`, but raise Conflict `template_disabled`, and Invalid `two_workflows`."""
+        return self._runnable(await self.find_for_run(connection, tenant_id, template_type, version))
+
+    def _runnable(self, template_version: TemplateVersion) -> TemplateVersion:
+        """The version, if runs of it may start. A template of an earlier release may name two workflows, and so may one
+        whose tasks have become workflows since.
+        """
+        if not template_version.enabled:
+            raise Conflict("template_disabled", "This version of the template is disabled.")
+        self._check_workflows(template_version.pipeline)
+        return template_version
 
     async def find_schedulable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
@@ -218,15 +227,17 @@ class Templates:
 
     async def check(self, tenant_id: str, template: Template) -> None:
         """Check that the template may be written. Raises Conflict if its name is reserved, or is the name of a pipeline
-        in code. Raises Invalid for an unknown handler or a reserved queue. Also raises what Evaluator.check_schema
-        raises.
+        in code. Raises Invalid for an unknown handler, a reserved queue, or two workflows. Also raises what
+        Evaluator.check_schema raises.
         """
         if template.type in self.pipelines or template.type in self._reserved:
             raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")
-        for step in template.pipeline().steps:
+        pipeline = template.pipeline()
+        for step in pipeline.steps:
             if step.handler is not None:
                 self._check_handler(step.handler)
                 self._check_queue(step.queue)
+        self._check_workflows(pipeline)
         if template.payload_schema:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
@@ -264,11 +275,28 @@ class Templates:
         that is not offered, of an isolated step, of a part (a part needs an item of the step that fans out), or of an
         external step (no worker has its code).
         """
-        pipeline, _, name = handler.rpartition(".")
-        is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
-        step = self.pipelines[pipeline].by_name.get(name) if is_offered else None
+        pipeline = self.pipelines.find(handler.rpartition(".")[0])
+        step = self._step_of(handler) if pipeline is not None and pipeline.terms.offered else None
         if step is None or step.isolated or step.part or step.external:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
+
+    def _step_of(self, handler: str) -> Step | None:
+        """The step that declares this handler (`pipeline.step`). None: the code of this process has none."""
+        pipeline_name, _, name = handler.rpartition(".")
+        pipeline = self.pipelines.find(pipeline_name)
+        return None if pipeline is None else pipeline.by_name.get(name)
+
+    def _check_workflows(self, pipeline: Pipeline) -> None:
+        """Raises Invalid for a pipeline with two workflows. A run has one journal, so the second workflow would take
+        the results of the first one's calls for its own.
+        """
+        declared_steps = [step if step.handler is None else self._step_of(step.handler) for step in pipeline.steps]
+        if sum(step is not None and step.workflow for step in declared_steps) > 1:
+            raise Invalid(
+                "two_workflows",
+                "Two steps of the template are workflows, and a run has one journal. Name one workflow that starts the"
+                " others (ctx.start).",
+            )
 
     def _check_queue(self, queue: str) -> None:
         """Raises Invalid for a queue that is not for templates."""
@@ -403,12 +431,6 @@ def _read_or_leave_out(tenant_id: str, row: Any) -> TemplateVersion | None:
 
 def template_not_found() -> NotFound:
     return NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
-
-
-def _enabled(template_version: TemplateVersion) -> TemplateVersion:
-    if not template_version.enabled:
-        raise Conflict("template_disabled", "This version of the template is disabled.")
-    return template_version
 
 
 def _read(declaration: Any) -> Template:

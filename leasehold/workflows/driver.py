@@ -247,6 +247,12 @@ class Driver:
         """
         if self._main is None:
             journal = await port.read(None)
+            if journal.is_of_other_step:
+                raise Permanent(
+                    "two_workflows",
+                    "another step of this run is a workflow, too, and a run has one journal: let one workflow start the"
+                    " other (ctx.start)",
+                )
             self._replay = Replay(journal.entries)
             self._row_count = self._replay.length
             self.version = journal.version

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from leasehold import App, Context
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline, Step
@@ -211,6 +212,36 @@ async def test_a_step_of_code_that_external_workers_do_is_no_handler_and_is_refu
     with pytest.raises(Invalid) as refused:  # otherwise the step would wait for ever: no worker has code of it
         await templates.check("acme", mine[0])
     assert refused.value.code == "unknown_worker_type"
+
+
+async def test_two_workflows_in_a_template_are_refused_also_when_it_is_stored_already(rows: Connection) -> None:
+    """A run has one journal: the second workflow would take the results of the first one's calls, and run nothing."""
+    code = App("code")
+
+    @code.workflow
+    async def listens(ctx: Context) -> None:
+        await ctx.wait_for("go")
+
+    @code.task
+    async def works() -> None: ...
+
+    templates = Templates(code.pipelines())
+    step, after = (STEP | {"id": name, "worker_type": "code.listens.run", "queue": "default"} for name in "ab")
+    one, two = (
+        Template.model_validate({"type": "mine", "version": version, "steps": steps})
+        for version, steps in enumerate([[step, after | {"worker_type": "code.works.run"}], [step, after]], start=1)
+    )
+    await templates.check("acme", one)
+    with pytest.raises(Invalid) as refused:
+        await templates.check("acme", two)
+    assert refused.value.code == "two_workflows"
+    for template in (one, two):
+        await templates.write(rows, "acme", template)
+    assert (await templates.find_usable(rows, "acme", "mine", 1)).template == one
+    for usable in (templates.find_usable, templates.find_for_rerun, templates.find_schedulable):
+        with pytest.raises(Invalid) as refused:
+            await usable(rows, "acme", "mine", 2)
+        assert refused.value.code == "two_workflows"
 
 
 async def test_a_payload_is_checked_by_the_template_and_the_path_is_named(client: Client) -> None:

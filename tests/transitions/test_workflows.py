@@ -13,6 +13,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, LeaseLost, NotFound, TooMany
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import AdmissionTerms
@@ -241,6 +242,23 @@ async def test_only_the_signal_that_is_waited_for_wakes_and_it_is_consumed_with_
     after = await reading.read(rows.connection, again.lease)
     assert [signal.name for signal in after.signals] == ["other"]
     assert [(entry.state, entry.value) for entry in after.entries] == [("done", {"value": 1})]
+
+
+async def test_a_step_beside_a_workflow_snoozes_on_when_the_workflow_is_woken(rows: Rows) -> None:
+    """By a signal, and by the end of a run that it awaits: a handler that sleeps by a snooze must not wake early."""
+    two = Pipeline("two", module="", steps=[Step("a"), Step("b", needs=())])
+    await rows.submit(two)
+    workflow, plain = sorted(await rows.claim_all(), key=lambda claimed: claimed.step)
+    ended = await rows.leased()
+    await settlements.complete(rows.connection, [Completion(ended.lease)])
+    await settlements.snooze(rows.connection, [Snoozing(plain.lease, 3600.0)])
+    calls = (wait(1), Call("", 2, "result", "only", child=ended.job_id))
+    await settlements.suspend(rows.connection, [Suspending(workflow.lease, calls, 0)])
+    assert len(await _send(rows, workflow)) == 1
+    assert (await is_due(rows, workflow), await is_due(rows, plain)) == (True, False)
+    await rows.connection.execute("UPDATE task SET available_at = 'infinity' WHERE id = $1", workflow.lease.task_id)
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    assert (await is_due(rows, workflow), await is_due(rows, plain)) == (True, False)
 
 
 async def _send(rows: Rows, workflow: Claimed, name: str = "go", at_most: int = 1000) -> list[Any]:

@@ -13,8 +13,10 @@ from leasehold import App, DeclarationError
 from leasehold.db import job_reads
 from leasehold.db.job_reads import MAX_STEPS, DeadLetterFilter, find_job
 from leasehold.domain.errors import Invalid
+from leasehold.domain.template import Template
 from leasehold.evaluation.model_schemas import compile_model_schema
 from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.workflows.reading import SHORT, Journal, Reading
 from leasehold.worker.attempts.journals import Journals
 from tests.workflows import shop
@@ -45,6 +47,18 @@ async def test_a_workflow_runs_its_steps_one_after_the_other(runs: Runs, worker_
     assert await runs.ended(run) == ("succeeded", "7: 5")
     assert await runs.steps(run) == {"charge#1": "succeeded", "receipt#1": "succeeded"}
     assert await runs.journal(run) == [("", 1, "run", "charge", "open"), ("", 2, "run", "receipt", "open")]
+
+
+async def test_a_second_workflow_in_a_run_fails_and_takes_no_result_of_the_first(runs: Runs, worker_of: Start) -> None:
+    """Of a template that names two workflows, whose run began before the API refused such templates."""
+    handlers = [shop.doubles.runnable.handler, shop.fans.runnable.handler]
+    steps = [{"id": name, "worker_type": handler} for name, handler in zip("ab", handlers, strict=True)]
+    two = NewJob(Template.model_validate({"type": "two", "steps": steps}).pipeline(), "t", params={"count": 2})
+    await jobs.submit(runs.connection, [two])
+    await worker_of()
+    status, _ = await runs.ended(two.id)
+    error = await runs.connection.fetchval("SELECT error FROM job WHERE id = $1", two.id)
+    assert (status, error["code"], error["step"]) == ("failed", "two_workflows", "b")
 
 
 @MEMORY

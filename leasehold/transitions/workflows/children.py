@@ -79,10 +79,11 @@ _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
-# Workflows that wait for a run that has ended. The task of the workflow itself is not `contained` (started by a
-# workflow). A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the
-# journal's row is still open, and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow
-# may await many runs. $2 only this workflow; NULL: all.
+# Workflows that wait for a run that has ended. The task of the workflow itself is `journaled` (it has called something)
+# and not `contained` (started by a workflow). A step beside the workflow that snoozes keeps its delay. A workflow that
+# runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
+# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only
+# this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -90,7 +91,7 @@ WHERE j.id IN (
     SELECT DISTINCT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
     WHERE {_HAS_NEWS}
       AND {unindexed("parent.finished_at IS NULL")}
-      AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
+      AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained AND t.journaled
                   AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
       AND ($2::uuid IS NULL OR e.job_id = $2) AND {not_in(DUTY, "e.job_id")}
     LIMIT $1
@@ -105,7 +106,7 @@ _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
     UPDATE task t SET news = t.news + 1, wake_at = NULL, available_at = clock_timestamp()
-    WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.journaled AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}
       AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND {_HAS_NEWS})
     RETURNING t.id, t.job_id, t.queue, t.priority

@@ -73,6 +73,8 @@ def _read(name: str, rows: str) -> str:
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     first_signals.signals, first_signals.has_more AS has_more_signals,
+    NOT t.journaled AND EXISTS (SELECT 1 FROM task o WHERE o.job_id = t.job_id AND NOT o.contained AND o.journaled)
+        AS is_of_other_step,
     ({_ENTRIES.format(rows=rows, of_tenant=unindexed("c.tenant_id = t.tenant_id"))}) AS entries
 FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
 JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
@@ -155,6 +157,7 @@ class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` checks whether more have come
     since. `version`: the version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of
     the run was requested.
+    `is_of_other_step`: the workflow has called nothing yet, and another step of its run is a workflow that has.
     `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
     `signals`, which are the oldest ones.
     """
@@ -167,6 +170,7 @@ class Journal:
     cancelled_at: datetime | None = None
     is_cut: bool = False
     has_more_signals: bool = False
+    is_of_other_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,7 @@ def _journal(row: Any, *, is_cut: bool = False) -> Journal:
         ],
         cancelled_at=row["cancelled_at"],
         has_more_signals=row["has_more_signals"],
+        is_of_other_step=row["is_of_other_step"],
     )
 
 

@@ -46,7 +46,8 @@ WITH stored_signal AS (
     -- Count the signal in `news`. A running workflow compares the count when it suspends. If the count has risen since
     -- the workflow read its journal, the workflow is due again immediately. A workflow that waits for this signal is
     -- due now. The UPDATE leaves out the steps that the workflow has started (`contained`). It also leaves out a
-    -- workflow that was never claimed (`epoch` is 0), because such a workflow reads all signals when it starts.
+    -- workflow that was never claimed (`epoch` is 0), because such a workflow reads all signals when it starts. A step
+    -- beside the workflow that snoozes (it is not `journaled`) stays as it is: it has asked for its delay.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
@@ -55,7 +56,7 @@ WITH stored_signal AS (
     WHERE t.job_id = $1 AND NOT t.contained AND t.epoch > 0
       AND CASE t.status
           WHEN 'running' THEN true
-          WHEN 'waiting' THEN EXISTS (
+          WHEN 'waiting' THEN t.journaled AND EXISTS (
               SELECT 1 FROM journal e
               WHERE e.job_id = $1 AND e.kind = 'signal' AND e.state = 'open' AND e.name = $3)
           ELSE false END

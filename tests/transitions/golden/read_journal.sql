@@ -2,6 +2,8 @@
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     first_signals.signals, first_signals.has_more AS has_more_signals,
+    NOT t.journaled AND EXISTS (SELECT 1 FROM task o WHERE o.job_id = t.job_id AND NOT o.contained AND o.journaled)
+        AS is_of_other_step,
     (
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
