@@ -15,6 +15,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions import claims, jobs, quarantine, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Suspending
+from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
 from tests.factories import DIAMOND, THREE, Rows, assert_histories
 from tests.security.poison import poison, set_aside
@@ -260,8 +261,12 @@ async def test_a_job_that_is_late_says_whether_it_ever_started(rows: Rows) -> No
     assert {job_id: (await rows.job(job_id))["error"]["code"] for job_id in expected} == expected
 
 
-async def test_a_run_is_kept_while_an_unfinished_workflow_awaits_its_result_and_no_other_is(rows: Rows) -> None:
-    """Another workflow has read the result already, another one only started the run, and another one has ended."""
+async def test_a_run_is_kept_while_an_unfinished_workflow_awaits_or_may_await_its_result_and_no_other_is(
+    rows: Rows,
+) -> None:
+    """Other workflows have read the result already, started a detached run, or ended. The duty that closes calls has
+    come meanwhile.
+    """
 
     async def run_of(kind: str, state: str = "open", *, has_ended: bool = False) -> UUID:
         child, workflow = await rows.leased(keep_seconds=0), await rows.leased()
@@ -273,10 +278,13 @@ async def test_a_run_is_kept_while_an_unfinished_workflow_awaits_its_result_and_
             await settlements.complete(rows.connection, [Completion(again.lease)])
         return child.job_id
 
-    awaited = await run_of("result")
-    others = {await run_of("result", "done"), await run_of("start"), await run_of("result", has_ended=True)}
-    assert {job.job_id for job in await sweeps.forgettable_jobs(rows.connection)} == others
-    assert awaited not in others
+    kept = {await run_of("result"), await run_of("start")}
+    others = {await run_of("result", "done"), await run_of("start", "done")}
+    others |= {await run_of(kind, has_ended=True) for kind in ("start", "result")}
+    for _ in range(2):
+        assert {job.job_id for job in await sweeps.forgettable_jobs(rows.connection)} == others
+        await children.close_calls(rows.connection)
+    assert kept.isdisjoint(others)
 
 
 async def test_retention_says_whether_more_keys_may_be_due(rows: Rows) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: SQL: the value of a row `start` that a statement has closed although its run had failed, and may run again. A row of
-#: a detached run, which is `done` from its beginning, has no value.
+#: SQL: the value of a row `start` that a statement has closed although its workflow, or the run, had failed and may run
+#: again. A row of a detached run, which is `done` from its beginning, has no value.
 CLOSED = """'{"closed": true}'::jsonb"""
 
 #: SQL: whether the statement claims the step of the call `w` (a row of the CTE `calls`, below). `held.external`: how

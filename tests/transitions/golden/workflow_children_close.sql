@@ -1,6 +1,6 @@
 -- workflow_children_close
 WITH closable AS (
-    SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND child.status = 'failed' AS is_marked
+    SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND parent.status = 'failed' AS is_marked
     FROM journal e
     CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.child_id OFFSET 0) AS child
     CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.job_id OFFSET 0) AS parent
@@ -9,7 +9,9 @@ WITH closable AS (
                WHEN child.finished_at IS NULL THEN false
                WHEN parent.status = 'failed' THEN EXISTS (
                    SELECT FROM job p WHERE p.id = e.job_id AND CASE WHEN p.status = 'failed' THEN true ELSE false END FOR SHARE SKIP LOCKED)
-               ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
+               WHEN parent.finished_at IS NOT NULL THEN true
+               ELSE e.kind = 'start' AND child.status <> 'failed' AND EXISTS (
+                   SELECT FROM journal r WHERE r.child_id = e.child_id AND r.kind = 'result' AND r.state = 'open') END
     LIMIT $1 FOR NO KEY UPDATE OF e
 )
 UPDATE journal e SET state = 'done', value = CASE WHEN c.is_marked THEN '{"closed": true}'::jsonb ELSE e.value END
