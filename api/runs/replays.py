@@ -46,7 +46,7 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run can be retried; `same_scope_running`, "
         "`same_key_running`, `template_unreadable`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`, "
-        "`skips_other_steps`",
+        "`skips_other_steps`, `workflow_has_begun`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip

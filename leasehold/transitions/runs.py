@@ -246,6 +246,9 @@ def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
     return JobState.PENDING if is_limited else jobs.first_state(_job(new, (), notify=False))
 
 
+_HAS_JOURNAL = "SELECT EXISTS (SELECT 1 FROM journal e WHERE e.job_id = $1)"
+
+
 async def revive(
     connection: Connection,
     new: NewRun,
@@ -262,7 +265,8 @@ async def revive(
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
     the run would skip other steps with the new parameters. The reason: the skipped steps decide which tasks wait for
-    each other.
+    each other. Raises Invalid `workflow_has_begun` for other parameters of a workflow that has made calls: the journal
+    has these calls, with the arguments that the old parameters gave them.
     """
     await debounce.lock_keys_of_jobs(connection, new.tenant_id, [new.id])
     failed_job = await connection.fetchrow(
@@ -276,6 +280,11 @@ async def revive(
     if pipeline.skipped(failed_job["params"]) != pipeline.skipped(new.params):
         raise Invalid(
             "skips_other_steps", "With this payload the run would skip other steps (`skip_if`): start a new run."
+        )
+    if new.params != failed_job["params"] and await connection.fetchval(_HAS_JOURNAL, new.id):
+        raise Invalid(
+            "workflow_has_begun",
+            "The run's workflow has made calls with its payload, which a retry does not make again: start a new run.",
         )
     new = replace(new, dedupe_key=failed_job["dedupe_key"])
     admission = await _admission_of(

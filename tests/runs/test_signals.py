@@ -63,6 +63,31 @@ async def test_signals_before_and_during_the_wait_are_consumed_in_order(
     problem(await shopping.http.post(f"{at}/approved", json={"payload": {"by": "carl"}}), 409, "run_ended")
 
 
+async def test_a_workflow_that_has_made_calls_is_retried_with_its_own_payload_only(
+    shopping: Client, known: Settings, rows: Connection
+) -> None:
+    """The journal has the calls with their old arguments: the failed step ran again with the old one."""
+    run = await shopping.start("shop.fails", payload={"code": "old"})
+    async with Worker(known, shop.app.pipelines()):
+        await shopping.until(run, "failed")
+    task = await rows.fetchval("SELECT id FROM task WHERE NOT contained")
+    for path in (f"/v1/runs/{run}/retry", f"/v1/dead-letters/{task}/replay"):
+        for more in ({}, {"from_step": "run"}):
+            problem(await shopping.post(path, payload={"code": "new"}, **more), 422, "workflow_has_begun")
+    assert (await shopping.look(run))["payload"] == {"code": "old"}
+    assert (await shopping.post(f"/v1/runs/{run}/retry", payload={"code": "old"})).status_code == 202
+
+
+async def test_a_workflow_that_has_made_no_call_is_retried_with_another_payload(
+    shopping: Client, known: Settings, rows: Connection
+) -> None:
+    run = await shopping.start("shop.fails", payload={"code": "old"})
+    await rows.execute("UPDATE task SET status = 'failed', finished_at = now()")
+    await rows.execute("UPDATE job SET status = 'failed', finished_at = now()")
+    assert (await shopping.post(f"/v1/runs/{run}/retry", payload={"code": "new"})).status_code == 202
+    assert (await shopping.look(run))["payload"] == {"code": "new"}
+
+
 async def test_a_run_keeps_so_many_signals_that_it_never_waits_for(shopping: Client) -> None:
     run = await shopping.start("shop.approved", payload={})
     for number in range(LIMIT):
