@@ -39,8 +39,8 @@ from leasehold.api.runs.schemas import RunAccepted, RunRequest
 from leasehold.broker.base import BANDS
 from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
-from leasehold.db.idempotency import fingerprint
-from leasehold.domain.errors import Invalid, RequestError
+from leasehold.db.idempotency import fingerprint, is_answered
+from leasehold.domain.errors import Invalid, RequestError, TooMany
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
@@ -86,12 +86,18 @@ async def create_run(
             return accepted_response(existing_run)
     # `is_reserved`: the run has its place among the tenant's unfinished jobs, and the settings limit neither rates nor
     # the depths of queues. Then there is nothing else to charge or to check.
-    is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
-    if not is_reserved:
-        # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet: the
-        # template names them, and is read later.
-        queued_tasks: dict[str, int] = {}
-        await refuse_early(services, caller, queued_tasks, idempotency_key)
+    try:
+        is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
+        if not is_reserved:
+            # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet:
+            # the template names them, and is read later.
+            queued_tasks: dict[str, int] = {}
+            await refuse_early(services, caller, queued_tasks, idempotency_key)
+    except TooMany:
+        # Only a refusal costs this further query.
+        if idempotency_key is None or not await _creates_nothing(services, caller, body, idempotency_key):
+            raise
+        is_reserved = False
     new_run = await _check_run(services, caller, body, identity_of(request).trace)
     if is_reserved and idempotency_key is None:  # the run may be written together with others
         if isinstance(new_run, RequestError):
@@ -106,6 +112,14 @@ async def create_run(
             _name_in_log(new_run)
             return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, runs.first_state(new_run))))
     return await _create_alone(services, caller, body, idempotency_key, new_run)
+
+
+async def _creates_nothing(services: Services, caller: Caller, body: RunRequest, idempotency_key: str) -> bool:
+    """Whether the request repeats an answered request, or an unfinished run has its dedupe key."""
+    async with services.pool.acquire() as connection:
+        if await is_answered(connection, caller.tenant_id, idempotency_key):
+            return True
+        return await _existing_run(connection, caller.tenant_id, body) is not None
 
 
 async def _create_alone(

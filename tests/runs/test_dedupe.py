@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import httpx2
 import pytest
 
 from leasehold.db.database import Connection
@@ -124,6 +125,34 @@ async def test_a_run_that_is_there_already_costs_nothing(runs_settings: Settings
         await client.start()
         assert (await client.submit(**ONE)).json()["id"] == first
         problem(await client.submit(), 429, "rate_limited")
+
+
+@pytest.mark.parametrize(
+    ("bound", "code"),
+    [("submissions_per_tenant", "rate_limited"), ("queue_depth_limit", "queue_full"),
+     ("unfinished_per_tenant", "too_many_unfinished")],
+)  # fmt: skip
+async def test_a_request_with_an_idempotency_key_finds_the_run_that_is_there_already(
+    runs_settings: Settings, rows: Connection, bound: str, code: str
+) -> None:
+    """The tenant may start no other run now."""
+    key = await create_key(rows, tenant_id="acme", client_id="t", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={bound: 1})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        first = await Client(http).start(**ONE)
+
+        async def ask(header: str, **of: object) -> httpx2.Response:
+            body = {"template": "scripted"} | of
+            return await http.post("/v1/runs", json=body, headers={"Idempotency-Key": header})
+
+        for header in ("new", "new", "other"):
+            answer = await ask(header, **ONE)
+            assert (answer.status_code, answer.json()["id"]) == (200, first)
+        problem(await ask("third", dedupe={"key": "another"}), 429, code)
+        problem(await ask("fourth"), 429, code)
+        early = (404, "template_not_found") if bound == "queue_depth_limit" else (429, code)  # it names the queues
+        problem(await ask("fifth", template="nobody"), *early)
+        problem(await ask("new", dedupe={"key": "another"}), 422, "idempotency_key_reused")
 
 
 async def test_a_rerun_is_a_fresh_run_without_the_key(client: Client) -> None:

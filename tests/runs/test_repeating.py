@@ -12,7 +12,8 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from leasehold.api.http import idempotent
+from leasehold.api.http import early, idempotent
+from leasehold.api.runs import creating
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
@@ -142,6 +143,22 @@ async def test_a_key_that_expires_between_two_looks_is_to_be_sent_again(
     assert await rows.fetchval("SELECT count(*) FROM job") == count
     monkeypatch.undo()
     assert (await client.http.post(at, json=body, headers={"Idempotency-Key": "k"})).is_success
+
+
+async def test_a_run_is_looked_for_among_the_stored_answers_only_where_a_limit_refuses_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reservation of the key finds the answer: an accepted request needs no query before that."""
+
+    async def is_answered(*_: Any) -> bool:
+        raise AssertionError
+
+    for module in (creating, early, idempotent):
+        monkeypatch.setattr(module, "is_answered", is_answered)
+    keys = [{"Idempotency-Key": key} for key in ("a", "a", "b")]
+    answers = [await client.http.post("/v1/runs", json={"template": "scripted"}, headers=key) for key in keys]
+    ids = [answer.json()["id"] for answer in answers]
+    assert ids[0] == ids[1] != ids[2]
 
 
 async def test_a_webhooks_secret_is_not_among_the_kept_answers(client: Client, rows: Any) -> None:

@@ -463,38 +463,62 @@ async def test_what_makes_no_job_is_neither_charged_nor_refused(known: Settings,
                 await acme.http.patch("/v1/templates/outside/1", json={"enabled": True})
 
 
+@pytest.mark.parametrize(
+    ("bound", "code"),
+    [("submissions_per_tenant", "rate_limited"), ("queue_depth_limit", "queue_full"),
+     ("unfinished_per_tenant", "too_many_unfinished"), ("stored_bytes_per_tenant", "storage_full")],
+)  # fmt: skip
 async def test_an_accepted_request_that_is_repeated_is_answered_again_and_not_charged(
-    known: Settings, rows: Connection
+    known: Settings, rows: Connection, bound: str, code: str
 ) -> None:
-    async with world(known, rows, submissions_per_tenant=RATE) as acme:
-        repeated: dict[str, Callable[[dict[str, str]], Awaitable[httpx2.Response]]] = {
-            "run": lambda more: acme.http.post("/v1/runs", json={"template": "outside"}, headers=more),
-            "batch": lambda more: acme.http.post(
-                "/v1/runs/batch", json={"template": "outside", "runs": [{}] * 5}, headers=more
-            ),
-            "generation": lambda more: acme.http.post("/v1/images/generations", json=_IMAGE, headers=more),
-            "named": lambda _more: acme.http.post("/v1/images/generations", json=_IMAGE | {"task_id": "mine"}),
-            "upload": lambda more: acme.http.post(
-                "/upload-url", json={"content_type": "image/jpeg", "file_name": "a.jpg"}, headers=more
-            ),
-            "conversion": lambda more: acme.http.post(
-                "/api/v1/jobs",
-                data={"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"},
-                files={"model": ("m.onnx", b"model")},
-                headers=more,
-            ),
+    """Whatever the tenant has used up since."""
+    async with world(known, rows) as acme, world(known, rows, **{bound: 1}) as full:
+        run, schedule, hook = await acme.run(), await acme.schedule(), await acme.webhook()
+        delivery = (await acme.post(f"/v1/webhooks/{hook}/test")).json()["id"]
+        posts: dict[str, tuple[str, dict[str, Any]]] = {
+            "run": ("/v1/runs", {"template": "outside"}),
+            "deduped run": ("/v1/runs", {"template": "outside", "dedupe": {"key": "k"}}),
+            "batch": ("/v1/runs/batch", {"template": "outside", "runs": [{}] * 5}),
+            "rerun": (f"/v1/runs/{run}/rerun", {}),
+            "generation": ("/v1/images/generations", _IMAGE),
+            "named generation": ("/v1/images/generations", _IMAGE | {"task_id": "mine"}),
+            "upload": ("/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"}),
+            "operation": ("/v1/operations", {"action": "cancel", "filter": "created:>1h"}),
+            "webhook test": (f"/v1/webhooks/{hook}/test", {}),
+            "redelivery": (f"/v1/webhooks/{hook}/deliveries/{delivery}/redeliver", {}),
+            "run-now": (f"/v1/schedules/{schedule}/run-now", {}),
+            "backfill": (f"/v1/schedules/{schedule}/backfill", _past(4)),
         }
-        for name, ask in repeated.items():
-            await acme.unspend()
-            first = await ask({"Idempotency-Key": name})
-            assert first.is_success, first.text
-            await acme.spend()
-            again = await ask({"Idempotency-Key": name})
-            if name == "upload":  # a second may have passed of the URL's life
-                assert again.json()["upload_url"] == first.json()["upload_url"]
-            elif name != "named":
-                assert (again.status_code, again.content) == (first.status_code, first.content), name
+        form = {"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"}
+
+        async def ask(world: World, name: str) -> httpx2.Response:
+            # The named generation needs no key: its `task_id` says that the request is a repetition.
+            headers = {} if name == "named generation" else {"Idempotency-Key": name.replace(" ", "-")}
+            if name in posts:
+                path, body = posts[name]
+                return await world.http.post(path, json=body, headers=headers)
+            files = {"model": ("m.onnx", b"model")}
+            return await world.http.post("/api/v1/jobs", data=form, files=files, headers=headers)
+
+        names = [*posts, "conversion"]
+        first = {name: await ask(acme, name) for name in names}
+        assert all(answer.is_success for answer in first.values()), first
+        await acme.spend()
+        await rows.execute(
+            "INSERT INTO media (id, tenant_id, original_key, content_type, file_name, size)"
+            " VALUES ($1, $2, 'k', 'image/jpeg', 'a.jpg', 99)",
+            uuid4(), TENANT,
+        )  # fmt: skip
+        problem(await full.post("/v1/runs", template="outside"), 429, code)
+        jobs = await acme.jobs()
+        for name in names:
+            again = await ask(full, name)
             assert again.is_success, (name, again.text)
+            if name == "upload":  # a second may have passed of the URL's life
+                assert again.json()["upload_url"] == first[name].json()["upload_url"]
+            elif name != "named generation":
+                assert (again.status_code, again.content) == (first[name].status_code, first[name].content), name
+        assert await acme.jobs() == jobs
 
 
 async def test_a_request_that_is_refused_for_anything_else_is_not_charged(known: Settings, rows: Connection) -> None:
