@@ -21,6 +21,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import kinds_of, with_bulk_operations
+from leasehold.runtime.foreign_errors import exits_contained
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.listener import Health
@@ -73,6 +74,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         structlog.contextvars.bind_contextvars(worker_id=str(self.id))
+        self._stack.enter_context(exits_contained())  # a task that a handler made must not end the worker
         try:
             await self._start()
         except BaseException:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from leasehold.app.run_limits import Batch
 from leasehold.domain.errors import Cancelled, Permanent
 from leasehold.domain.sentences import counted, with_article
-from leasehold.runtime.foreign_errors import contained
+from leasehold.runtime.foreign_errors import begin_foreign_code, contained
 from leasehold.runtime.gather import being_cancelled
 
 #: Calls the function with a list of items. Returns what the function returned.
@@ -106,6 +106,7 @@ class _Collector:
 
 async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
     """Call the function with the items. If it raises, each item gets the error."""
+    begin_foreign_code()
     try:
         results = _checked_results(await call_all([item for item, _ in entries]), len(entries))
     except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it

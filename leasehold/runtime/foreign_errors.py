@@ -5,11 +5,16 @@ raise anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+#: Whether the current context runs code that is not the platform's own. Tasks inherit it from the task that made them.
+_is_foreign: ContextVar[bool] = ContextVar("is_foreign", default=False)
 
 
 def text_of(error: BaseException) -> str:
@@ -46,3 +51,86 @@ async def call_in_thread(
             raise contained(error) from error
 
     return await asyncio.to_thread(call)
+
+
+def begin_foreign_code() -> None:
+    """From now on, the current asyncio task runs code that is not the platform's own. Inside `exits_contained`, the
+    tasks that this code makes cannot end the event loop.
+    """
+    _is_foreign.set(True)
+
+
+@contextmanager
+def exits_contained() -> Iterator[None]:
+    """For the block, a SystemExit or KeyboardInterrupt of a task that foreign code made becomes a RuntimeError of that
+    task (`contained`). With asyncio alone it would end the running event loop, whoever awaits the task.
+
+    The block sets the loop's task factory. It goes on to use a factory that the program has set before. Several blocks
+    of one loop share a factory; the last of them restores the program's own. A callback (`call_soon`) that exits still
+    ends the loop.
+    """
+    loop = asyncio.get_running_loop()
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _TaskFactory):
+        factory = _TaskFactory(factory)
+        loop.set_task_factory(factory)
+    factory.users += 1
+    try:
+        yield
+    finally:
+        factory.users -= 1
+        # Leave a factory that the program has set meanwhile.
+        if not factory.users and loop.get_task_factory() is factory:
+            loop.set_task_factory(factory.of_program)
+
+
+class _TaskFactory:
+    """A task factory of asyncio. `of_program`: the factory that makes the tasks; None: asyncio's own class does.
+    `users`: the blocks of `exits_contained` that need this factory.
+    """
+
+    def __init__(self, of_program: Callable[..., Any] | None) -> None:
+        self.of_program = of_program
+        self.users = 0
+        self._make: Callable[..., Any] = of_program or _make_task
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        if _is_foreign.get():
+            coroutine = _ExitsContained(coroutine)
+        return self._make(loop, coroutine, **options)
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+class _ExitsContained(Coroutine[Any, Any, Any]):
+    """A coroutine that raises `contained` errors. All other attributes are those of `coroutine`: its name, for example,
+    and the frame by which libraries see whether it has begun.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._coroutine.send(value)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise contained(error) from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._coroutine.throw(*error)
+        except (SystemExit, KeyboardInterrupt) as exit_error:
+            raise contained(exit_error) from exit_error
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)

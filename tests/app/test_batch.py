@@ -14,6 +14,7 @@ from leasehold import App, Batch, Cancelled, DeclarationError, Permanent, Retry,
 from leasehold.app.batches import Batches
 from leasehold.app.run import Run
 from leasehold.db.database import Connection
+from leasehold.runtime.foreign_errors import exits_contained
 from tests.app.conftest import Serve
 
 SECONDS = 60.0
@@ -260,3 +261,17 @@ async def test_a_call_that_exits_fails_its_items_and_ends_no_event_loop(raised: 
     async with asyncio.timeout(SECONDS):
         with pytest.raises(RuntimeError, match=raised.__name__):
             await Batches().result_of("t", "acme", Batch(size=1, wait=LONG), 1, call_all)
+
+
+async def test_a_task_of_a_call_that_exits_fails_its_items_and_ends_no_event_loop() -> None:
+    async def exits() -> None:
+        raise SystemExit(0)
+
+    async def call_all(_items: list[int]) -> list[int]:
+        await asyncio.gather(exits())
+        return []
+
+    with exits_contained():
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(RuntimeError, match="SystemExit"):
+                await Batches().result_of("t", "acme", Batch(size=1, wait=LONG), 1, call_all)

@@ -184,6 +184,11 @@ async def _cancelled() -> None:
     await other
 
 
+async def _exit() -> None:
+    """As a command line: argparse and click exit."""
+    raise SystemExit(0)
+
+
 @scripted.handles("first")
 @hanging.handles("first")
 async def first(attempt: Attempt) -> Any:
@@ -197,6 +202,8 @@ async def first(attempt: Attempt) -> Any:
             await asyncio.to_thread(Path("/dev/full").write_bytes, b"more than there is room for")
         case "hang" | "await what was cancelled" as does:
             await (_cancelled() if does != "hang" else asyncio.sleep(3600))
+        case "exit in a task":
+            await asyncio.gather(_exit())
         case "share":
             attempt.opened.users += 1
             (attempt.directory / "note.txt").write_text("hello")

@@ -161,6 +161,7 @@ async def test_a_connection_that_breaks_while_an_attempt_remembers_costs_it_noth
     [
         ("raise", "handler_error", 2),
         ("exit", "handler_error", 2),
+        ("exit in a task", "handler_error", 2),
         ("close", "handler_error", 2),
         ("abort", "handler_error", 2),
         ("unprintable", "handler_error", 2),

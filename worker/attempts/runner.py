@@ -35,7 +35,7 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.runtime import failpoints
-from leasehold.runtime.foreign_errors import contained, text_of
+from leasehold.runtime.foreign_errors import begin_foreign_code, contained, text_of
 from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
@@ -318,6 +318,7 @@ class Runner:
         slot: Slot,
     ) -> Settlement:
         record_in(log_and_stream)  # store what the handler logs
+        begin_foreign_code()
         try:
             if step.isolated:
                 try:
