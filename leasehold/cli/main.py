@@ -19,7 +19,7 @@ from leasehold.cli.completion import answer_shell, completion
 from leasehold.cli.key_commands import keys
 from leasehold.cli.people_commands import people
 from leasehold.cli.quiet import quiet
-from leasehold.cli.running import environment, environment_or_dev, join_dev, run_or_exit, use_source
+from leasehold.cli.running import environment, join_dev, run_or_exit, use_source
 from leasehold.cli.sql import sql
 from leasehold.cli.terminal import console, print_line, print_table
 
@@ -109,6 +109,7 @@ def _become(module: str) -> None:
 
 @app.command()
 def doctor(
+    source: _AppSource = None,
     reconcile: Annotated[
         bool, typer.Option("--reconcile", help="Compare the rows with the store's objects. Use it after a restore.")
     ] = False,
@@ -123,17 +124,21 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check what the database, the broker and the store can promise. Exit with 1 if something is wrong."""
+    """Check what the database, the broker and the store can promise. Exit with 1 if something is wrong. Name the App of
+    the workers, because its kinds of work may have schemas and objects of their own.
+    """
+    if not reconcile and (apply or even_so):
+        raise typer.BadParameter("--apply and --even-so belong to --reconcile")
+    join_dev()
+    use_source(source)
     if reconcile:
         from leasehold.cli import reconcile_command  # noqa: PLC0415 - each command loads only what it needs
 
-        raise typer.Exit(reconcile_command.run(environment_or_dev(), apply=apply, even_so=even_so, as_json=as_json))
-    if apply or even_so:
-        raise typer.BadParameter("--apply and --even-so belong to --reconcile")
+        raise typer.Exit(reconcile_command.run(environment(), apply=apply, even_so=even_so, as_json=as_json))
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
     with quiet():
-        findings = run_or_exit(examine(environment_or_dev()))
+        findings = run_or_exit(examine(environment()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:

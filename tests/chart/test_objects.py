@@ -352,11 +352,13 @@ def test_an_app_is_named_to_every_process_that_loads_it() -> None:
     commands = {name: pod["spec"]["containers"][0]["args"] for name, pod in pods("small").items()}
     assert commands["jobs-leasehold-api"] == ["leasehold", "api", "shop:app"]
     assert commands["jobs-leasehold-worker-default"] == ["leasehold", "worker", "shop:app"]
-    # `leasehold migrate` takes no argument. Without the app it would leave the schemas of its kinds behind.
-    assert environment(pods("small")["jobs-leasehold-migrate"])["LEASEHOLD_PIPELINES"] == "shop:app"
-    both = pods("small", 'settings.pipelines="other:app"')
-    assert environment(both["jobs-leasehold-migrate"])["LEASEHOLD_PIPELINES"] == "shop:app"  # as the argument does
-    assert "LEASEHOLD_PIPELINES" not in environment(pods("least")["jobs-leasehold-migrate"])
+    # `leasehold migrate` takes no argument. Without the app it would leave the schemas of its kinds behind. In the pods
+    # somebody runs `leasehold doctor`, which would examine another program than the pod's.
+    others = 'settings.pipelines="other:app"', 'api.settings.pipelines="other:app"'  # the argument goes before these
+    for made in (pods("small"), pods("small", "console.enabled=true"), pods("small", *others)):
+        assert {environment(pod)["LEASEHOLD_PIPELINES"] for pod in made.values()} == {"shop:app"}
+    for pod in pods("least").values():
+        assert "LEASEHOLD_PIPELINES" not in environment(pod)
 
 
 def test_images_are_named_by_tag_or_by_digest() -> None:

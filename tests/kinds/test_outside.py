@@ -101,6 +101,10 @@ async def test_a_kind_with_rows_endpoints_retention_a_metric_and_a_setting_of_it
         assert unready.status_code == 503
         assert unready.json()["checks"]["migrations"]["detail"] == "printing at None, but p0002 is needed"
         assert "schema of printing" in (await leasehold(environment, "doctor", "--json")).stdout
+        named = environment["LEASEHOLD_PIPELINES"]
+        unnamed = {name: value for name, value in environment.items() if name != "LEASEHOLD_PIPELINES"}
+        assert "schema of printing" not in (await leasehold(unnamed, "doctor", "--json")).stdout
+        assert "schema of printing" in (await leasehold(unnamed, "doctor", named, "--json")).stdout
         migrated = await leasehold(environment, "migrate")
         assert migrated.returncode == 0, migrated.stdout + migrated.stderr
         assert await rows.fetchval("SELECT version_num FROM alembic_version_printing") == "p0002"

@@ -1,6 +1,12 @@
-{{- /* A variable for each setting. Numbers are written as they are meant: Helm holds 1048576 as 1.048576e+06. */ -}}
+{{- /*
+A variable for each setting. Numbers are written as they are meant: Helm holds 1048576 as 1.048576e+06. Every pod has the
+variable of the app, also those that have its name as an argument: whoever runs another command in a pod, such as
+`leasehold doctor`, means the same app.
+*/ -}}
 {{- define "leasehold.env" -}}
-{{- range $name, $value := .settings }}
+{{- $settings := .settings }}
+{{- with .root.Values.app }}{{ $settings = merge (dict "pipelines" .) $settings }}{{ end }}
+{{- range $name, $value := $settings }}
 {{- if not (kindIs "invalid" $value) }}
 - name: LEASEHOLD_{{ upper $name }}
   {{- if or (kindIs "map" $value) (kindIs "slice" $value) }}
