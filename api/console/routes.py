@@ -45,7 +45,7 @@ _MAX_DIGITS = 9
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
 #: A form's path begins with the path of the page that has the form: a list, or an object with an id. The console finds
-#: the page by this rule, because the Referrer-Policy forbids the browser to name the page.
+#: the page by this rule, because a browser may leave out the header that names it.
 _PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"

@@ -195,8 +195,31 @@ def check_form(request: Request, token: str) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Raises Forbidden `foreign_form` for a form of another site. A client that does not send `Sec-Fetch-Site` is not
-    refused here.
+    """Raises Forbidden `foreign_form` for a form of another site. Without HTTPS, and before 2023, a browser sends
+    `Origin` alone, and not `Sec-Fetch-Site`. A client that sends neither is no browser, and is not refused here.
     """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        is_foreign = site not in ("same-origin", "none")
+    else:
+        is_foreign = origin is not None and _host_of_url(origin) not in _own_hosts(request)
+    if is_foreign:
         raise Forbidden("foreign_form", "The form was sent by another site.")
+
+
+def _own_hosts(request: Request) -> set[str]:
+    """The hosts, with their ports, at which a browser may have opened the console: a proxy may have changed `Host`. No
+    page of another site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
+    """
+    headers = (request.headers.get("host", ""), *request.headers.get("x-forwarded-host", "").split(","))
+    public_host = _host_of_url(services_of(request).settings.public_url or "")
+    return ({_without_default_port(host.strip()) for host in headers} | {public_host}) - {""}
+
+
+def _host_of_url(url: str) -> str:
+    """The host of a URL or of an origin, with its port. Empty for the origin `null`."""
+    return _without_default_port(url.partition("://")[2].partition("/")[0])
+
+
+def _without_default_port(host: str) -> str:
+    return re.sub(r":(80|443)$", "", host.lower())

@@ -178,6 +178,50 @@ async def test_a_form_needs_the_token_of_its_own_session(person: MakePerson, mak
     assert await rows.fetchval("SELECT cancel IS NULL FROM job WHERE id = $1", job_id)
 
 
+OWN = "console.example:8000"
+
+
+async def test_another_site_signs_nobody_in(running: Running, person: MakePerson) -> None:
+    """A browser that opens the console without HTTPS sends no Sec-Fetch-Site."""
+    cases = [
+        ({}, False),  # no browser
+        ({"Origin": f"http://{OWN}"}, False),
+        ({"Origin": "http://evil.example"}, True),
+        ({"Origin": "null"}, True),
+        ({"Origin": ""}, True),
+        ({"Origin": "http://console.example"}, True),  # another port is another site
+        ({"Origin": "http://console.example", "Host": "console.example:80"}, False),
+        ({"Origin": "https://Console.example", "Host": "console.example"}, False),  # HTTPS ends at the proxy
+        ({"Origin": f"http://evil.example/{OWN}"}, True),
+        ({"Origin": f"http://{OWN}.evil.example"}, True),
+        ({"Origin": "https://public.example"}, False),  # the proxy has changed Host
+        ({"Origin": "https://outside.example", "X-Forwarded-Host": "inside, outside.example"}, False),
+        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, False),  # the browser has compared
+        ({"Origin": f"http://{OWN}", "Sec-Fetch-Site": "same-site"}, True),
+    ]
+    key = (await person()).key
+    public = running.services.settings.model_copy(update={"public_url": "https://public.example/leasehold"})
+    async with serving(public) as api, httpx2.AsyncClient(base_url=api.url, timeout=40) as http:
+        for headers, is_foreign in cases:
+            answer = await http.post("/console/sign-in", data={"key": key.text}, headers={"Host": OWN} | headers)
+            assert answer.status_code == (403 if is_foreign else 303), (headers, answer.text)
+            assert ("set-cookie" in answer.headers) != is_foreign
+        answer = await http.post("/console/sign-in", data={"key": key.text}, headers={"Origin": "null"})
+        problem(answer, 403, "foreign_form")
+    async with httpx2.AsyncClient(base_url=running.url, timeout=40) as http:  # its public URL is not set
+        for host in ("evil.example", OWN):
+            headers = {"Host": OWN, "Origin": f"https://{host}"}
+            answer = await http.post("/console/sign-in", data={"key": key.text}, headers=headers)
+            assert answer.status_code == (303 if host == OWN else 403)
+
+
+async def test_a_browser_names_the_origin_of_the_consoles_own_forms(running: Running) -> None:
+    """With `no-referrer` it sends `null` in place of the origin."""
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
+        answer = await http.get("/console/sign-in")
+    assert answer.headers["referrer-policy"] == "same-origin"
+
+
 async def test_a_link_from_another_site_opens_its_page(person: MakePerson) -> None:
     """Such a request has no cookie, which is SameSite=Strict: the page asks for itself once more."""
     somebody = await person()
