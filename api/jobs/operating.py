@@ -7,7 +7,7 @@ of the job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -90,8 +90,8 @@ def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> N
 
 
 async def preview(services: Services, caller: Caller, request: NewOperation) -> dict[str, Any]:
-    """Count the jobs on which the operation would act now, and read the newest of them. Raises Forbidden and
-    InvalidFilter.
+    """Count the jobs on which the operation would act now, and read the newest of those that the caller may read.
+    Raises Forbidden and InvalidFilter.
     """
     rows: list[Row] = []
     async with services.pool.acquire() as connection:
@@ -99,8 +99,9 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
         job_filter, scope = _filter_and_scope(services, caller, request, now)
         bound = Bound(now, bound_of(request.action))  # the jobs that exist now, in the state that the action needs
         n, exact = await job_lists.count(connection, Listing(scope, job_filter, bound=bound))
-        if n:
-            page = await job_lists.page(connection, Listing(scope, job_filter, bound=bound), EXAMPLES)
+        readable = _readable(services, caller, scope)
+        if n and (readable.runs or readable.pipelines):
+            page = await job_lists.page(connection, Listing(readable, job_filter, bound=bound), EXAMPLES)
             rows = list(page.rows)
     examples = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in rows]
     return {
@@ -111,6 +112,13 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
         "rate": rate_of(request.action, request.rate, services.settings),
         "examples": examples,
     }
+
+
+def _readable(services: Services, caller: Caller, scope: Scope) -> Scope:
+    """The jobs in `scope` of those kinds that the caller may also read: a key may only write a kind."""
+    permitted = permitted_jobs_of(services, caller)
+    pipelines = tuple(name for name in scope.pipelines if name in permitted.pipelines)
+    return replace(scope, pipelines=pipelines, runs=scope.runs and permitted.runs)
 
 
 async def submit(

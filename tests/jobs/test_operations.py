@@ -117,6 +117,20 @@ async def test_a_dry_run_counts_shows_examples_and_changes_nothing(
     problem(refused, 422, "idempotency_key_malformed")
 
 
+@pytest.mark.parametrize(("read", "kinds"), [((), []), (("media:read",), ["media"]), (("runs:read",), ["run"])])
+async def test_a_dry_run_shows_no_job_that_the_key_may_not_read(
+    maker: Maker, client_with: MakeClient, read: tuple[str, ...], kinds: list[str]
+) -> None:
+    """A summary has the job's error, its tags and its dedupe key."""
+    await failed(maker, "media")
+    await failed(maker, "run")
+    narrow = await client_with("jobs:operate", "media:write", "runs:write", *read)
+    wish = {"action": "retry", "filter": "status:failed", "dry_run": True}
+    answer = (await narrow.post("/v1/operations", json=wish)).json()
+    assert answer["total"] == {"n": 2, "exact": True}
+    assert [job["kind"] for job in answer["examples"]] == kinds
+
+
 async def test_an_operation_finds_jobs_whose_ids_have_another_time_than_their_rows(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:
