@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Retryable
 from leasehold.transitions.workflows.reading import Entry
 from leasehold.workflows.pending import Journaled
 
@@ -37,7 +37,7 @@ class Replay:
         return self._left[branch] > 0
 
     def take(self, call: Journaled[Any]) -> Entry | None:
-        """The entry at the call's place. None: the call is new. Raises Permanent `workflow_changed`."""
+        """The entry at the call's place. None: the call is new. Raises Retryable `workflow_changed`."""
         entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None
@@ -50,18 +50,21 @@ class Replay:
         return entry
 
     def check_end(self) -> None:
-        """Raises Permanent `workflow_changed` if the code has ended and the journal has further calls."""
+        """Raises Retryable `workflow_changed` if the code has ended and the journal has further calls."""
         if self._entries:
             raise self._changed(self._entries[min(self._entries)], "the end of the function")
 
-    def _changed(self, expected: Entry, actual: str) -> Permanent:
+    def _changed(self, expected: Entry, actual: str) -> Retryable:
+        """The error for code that is not that of the run's journal. Retryable: during a deployment, another worker may
+        have the run's code, such as a patch that this code does not know.
+        """
         last_match = self._last_match or "none"
         sentence = (
             f"the run's journal has {_described(expected)}, and the code calls {actual}; the last call that agreed: "
             f"{last_match}. Let new code begin with ctx.patched(...), or deploy the code that the run began with and "
             "replay"
         )
-        return Permanent("workflow_changed", sentence)
+        return Retryable(sentence, code="workflow_changed")
 
 
 def _with_ancestors(branch: str) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from leasehold import App, Context
 from tests.workflows import shop
-from tests.workflows.conftest import Runs, Start
+from tests.workflows.conftest import SECONDS, Runs, Start
 from tests.workflows.test_calls import Port, driven, entry, note
 
 
@@ -54,14 +56,45 @@ async def _changed_under(
     await runs.waits(run)
     monkeypatch.setattr(code_of, "_function", code)
     await runs.signal(run, "go", None)
+    return await _ended_without_pauses(runs, run)
+
+
+async def _ended_without_pauses(runs: Runs, run: UUID) -> tuple[str, Any]:
+    async with asyncio.timeout(SECONDS):
+        while not await runs.connection.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", run):
+            await runs.connection.execute(
+                "UPDATE task SET available_at = clock_timestamp() WHERE job_id = $1 AND status = 'retry'", run
+            )
+            await asyncio.sleep(0.05)
     return await runs.ended(run)
 
 
-async def test_another_call_than_the_journals_fails_the_run_and_names_both(
+async def test_a_run_of_new_code_is_put_off_by_a_worker_that_still_has_the_old_code(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As during a deployment: the old code does not know the patch, and failed the run for good."""
+    code_of = shop.changes.pipeline.handlers["run"].__self__  # type: ignore[attr-defined]  # the workflow's handling
+    monkeypatch.setattr(code_of, "_function", _patched)
+    await worker_of(workflow_memory=0)
+    run = await runs.submit(shop.changes)
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal')")
+    await runs.waits(run)
+    monkeypatch.setattr(code_of, "_function", _first)
+    await runs.signal(run, "go", None)
+    await runs.until(run, "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND t.status = 'retry')")
+    before = await runs.journal(run)
+    monkeypatch.setattr(code_of, "_function", _patched)
+    assert await _ended_without_pauses(runs, run) == ("succeeded", "new")
+    after = await runs.journal(run)
+    assert after[:-1] == before[:-1], "the old code added no call"
+
+
+async def test_another_call_than_the_journals_fails_the_run_in_the_end_and_names_both(
     runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, error = await _changed_under(runs, worker_of, monkeypatch, _another)
     assert (status, error["code"]) == ("failed", "workflow_changed")
+    assert await runs.connection.fetchval("SELECT errors FROM task WHERE NOT contained") == 5
     for words in ("has sleep sleep as call 2", "the code calls run large", "agreed: run double as call 1"):
         assert words in error["message"]
 
