@@ -612,7 +612,7 @@ class Driver:
                 # committed, and the driver then reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
-                self._take_ends()
+                self._count_row()  # before the function has an effect
                 # Rows that are not open record how waits have ended, and where Cancelled was raised. The code has come
                 # to this call by these rows.
                 has_news = any(row.state != "open" for row in self.calls)
@@ -653,9 +653,9 @@ class Driver:
                 self._finish_as_cancelled(call)
             except Permanent as error:  # raised below, once the results of the other functions are committed
                 broken = broken or error
-        for _, record, _ in ended:
-            self._write(record)
         if ended:
+            self._take_ends()
+            self.calls += [record for _, record, _ in ended]  # counted when the functions began
             await self._commit_or_cancel(port)
         if broken is not None:
             raise broken

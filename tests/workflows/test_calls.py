@@ -208,6 +208,25 @@ async def test_a_function_that_ended_beside_one_whose_result_is_refused_is_recor
     assert port.recorded == ["call done"]
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_function_beyond_the_most_calls_of_a_workflow_is_not_called(*, together: bool) -> None:
+    """Its result was thrown away, and each retry of the run called it again."""
+
+    async def code(ctx: Context) -> None:
+        await ctx.call(note)
+        if together:
+            await ctx.gather(ctx.call(note), ctx.call(note))
+        await ctx.call(note)
+        await ctx.call(note)
+
+    port: Any = Port()
+    with pytest.raises(Permanent) as refused:
+        await Driver(uuid4(), lambda it: code(Context(it)), 2).advance(port)
+    assert refused.value.code == "workflow_too_long"
+    assert port.recorded == ["call done"] * len(port.called)
+    assert len(port.called) == (1 if together else 2)
+
+
 async def test_branches_whose_functions_end_together_go_on_in_the_order_of_a_replay() -> None:
     order: list[int] = []
 
