@@ -90,6 +90,12 @@ def test_our_own_images_run_as_the_user_that_they_are_built_with() -> None:
     assert {SERVICES[name]["build"]["target"] for name in ("migrate", "api", "worker", "s3")} == {"api", "worker", "s3"}
 
 
+def test_what_compose_builds_an_image_with_is_an_argument_of_the_image() -> None:
+    """The engine ignores any other, so that the image would lack what somebody asked for."""
+    assert SERVICES["worker"]["build"]["args"] == {"EXTRAS": "${WORKER_EXTRAS:-}"}
+    assert "EXTRAS" in re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE)
+
+
 #: Who has business with whom; everybody else cannot even open a connection.
 CLIENTS = {
     "postgres": {"migrate", "api", "worker"},

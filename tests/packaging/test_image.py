@@ -30,8 +30,6 @@ from tests.support.databases import Databases
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 #: What the builder may see.
 CONTEXT = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-#: `--build-arg` of this build.
-BUILD_ARGUMENTS = {"HEIC": "heic"}
 #: Debian's Python, as in the image: another user must be able to run it.
 DEBIANS = Path("/usr/bin/python3")
 
@@ -57,16 +55,16 @@ def is_for_everybody(path: Path) -> bool:
     return path.exists() and all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
 
 
-def follow(stage: str, app: Path) -> None:
+def follow(stage: str, app: Path, build_arguments: dict[str, str]) -> None:
     """What the engine does in /app. uv itself is here already. Nothing is compiled: that takes longer than all else."""
     variables = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    arguments = {}
+    variables |= {"UV": uv(), "UV_PYTHON": python(), "UV_PYTHON_DOWNLOADS": "never"}
     for instruction, rest in instructions(stage):
         words = shlex.split(rest)
         match instruction:
             case "ARG":
                 name, _, value = rest.partition("=")
-                arguments[f"${name}"] = BUILD_ARGUMENTS.get(name, value)
+                variables[name] = build_arguments.get(name, value)
             case "COPY" if words[-1] != "/tmp/uv.txt":  # noqa: S108 - the image's
                 *sources, target = words
                 assert set(sources) <= CONTEXT
@@ -74,8 +72,7 @@ def follow(stage: str, app: Path) -> None:
                     copy(ROOT / source, app / target)
             case "RUN" if words[0] != "pip":
                 assert words[:2] == ["uv", "sync"]
-                wanted = [arguments.get(word, word) for word in words[1:]]
-                run([uv(), *wanted], cwd=app, env=variables | {"UV_PYTHON": python(), "UV_PYTHON_DOWNLOADS": "never"})
+                run(["/bin/sh", "-c", f'uv() {{ "$UV" "$@"; }}; {rest}'], cwd=app, env=variables)
             case "WORKDIR":
                 assert rest == "/app"
 
@@ -96,9 +93,12 @@ def can_import(programs: Environment, *names: str) -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """`app`: its /app. `scratch`: its /tmp, the only folder that its user may write to."""
+    """`app`: its /app. `scratch`: its /tmp, the only folder that its user may write to. `build_arguments`: `--build-arg`
+    of its build.
+    """
 
     stage: str
+    build_arguments: dict[str, str]
     app: Path
     scratch: Path
 
@@ -106,7 +106,7 @@ class Image:
         """Follow the stage that `.venv` is copied from, and keep what is copied."""
         (source,) = {rest for name, rest in instructions(self.stage) if name == "COPY"}
         (built,) = re.findall(r"--from=(\S+) /app/.venv /app/.venv", source)
-        follow(built, self.app)
+        follow(built, self.app, self.build_arguments)
         for entry in self.app.iterdir():
             if entry.name != ".venv":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -172,14 +172,15 @@ async def answers(client: httpx2.AsyncClient, url: str) -> bool:
 
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The image of the target, built. Its folders are nobody else's: other users may read them."""
+    """The image of the target, built with the arguments. Its folders are nobody else's: other users may read them."""
+    stage, build_arguments = request.param
     home = Path(tempfile.mkdtemp())
     home.chmod(0o755)
     try:
         for name in ("app", "tmp"):
             (home / name).mkdir()
         (home / "tmp").chmod(0o777)
-        image = Image(request.param, home / "app", home / "tmp")
+        image = Image(stage, build_arguments, home / "app", home / "tmp")
         image.build()
         yield image
     finally:
@@ -190,7 +191,7 @@ def uid_of(process: asyncio.subprocess.Process) -> int:
     return Path(f"/proc/{process.pid}").stat().st_uid
 
 
-@pytest.mark.parametrize("image", ["api"], indirect=True)
+@pytest.mark.parametrize("image", [("api", {})], ids=["api"], indirect=True)
 async def test_the_image_of_the_api_migrates_and_is_ready(image: Image, postgres: Databases) -> None:
     api, port = Environment(image.app / ".venv"), free_port()
     assert can_import(api, "PIL", "pyvips", "onnx", "pytest", "opentelemetry.sdk") == "['opentelemetry.sdk']"
@@ -203,7 +204,7 @@ async def test_the_image_of_the_api_migrates_and_is_ready(image: Image, postgres
             assert uid_of(process) == image.user[0]
 
 
-@pytest.mark.parametrize("image", ["worker"], indirect=True)
+@pytest.mark.parametrize("image", [("worker", {"HEIC": "heic"})], ids=["worker"], indirect=True)
 async def test_the_image_of_the_worker_has_the_libraries_of_the_media_pipeline_and_is_ready(
     image: Image, postgres: Databases
 ) -> None:
@@ -216,3 +217,10 @@ async def test_the_image_of_the_worker_has_the_libraries_of_the_media_pipeline_a
     assert await migrating.wait() == 0, image.log()
     async with image.ready(f"http://127.0.0.1:{port}", settings):
         pass
+
+
+@pytest.mark.parametrize("image", [("worker", {"EXTRAS": "conversion heic"})], ids=["worker"], indirect=True)
+async def test_an_image_of_the_worker_is_built_with_the_extras_that_somebody_asks_for(image: Image) -> None:
+    worker = Environment(image.app / ".venv")
+    assert can_import(worker, "PIL", "pi_heif", "onnx", "pytest") == "['PIL', 'pi_heif', 'onnx']"
+    worker.python("import leasehold.pipelines.media.steps, leasehold.pipelines.conversion.steps")
