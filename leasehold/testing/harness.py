@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -21,6 +22,7 @@ from leasehold.app.handling import FinalErrors
 from leasehold.app.run import Run
 from leasehold.app.task import Task
 from leasehold.app.terms import STEP
+from leasehold.celery.apps import made_apps
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.params import params_of_json
@@ -30,6 +32,7 @@ from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.testing.server import TestServer
 from leasehold.transitions.time_travel import end_leases, let_pass
+from leasehold.workflows.driver import final_error
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -89,15 +92,15 @@ class TestApp:
             isolation="best_effort",
         )
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
-        self._original_handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # from before `fail_next`
+        self._undo: dict[str, Callable[[], None]] = {}  # by task: undoes what `fail_next` has changed
         self._death_point: str | None = None
         self._before = app.connections.settings_in_use, app.connections.api_in_use  # `close` restores both
         app.use(self.settings)
 
     def close(self) -> None:
-        """Restore the app's handlers, settings and API, and drop the database."""
-        for task, handler in self._original_handlers.values():
-            task.pipeline.handlers[STEP] = handler
+        """Restore the app's tasks, settings and API, and drop the database."""
+        for undo in self._undo.values():
+            undo()
         settings, api = self._before
         self.app.connections.use(settings)
         if api is not None:
@@ -192,21 +195,20 @@ class TestApp:
         """
 
         async def travel(connection: Connection) -> None:
-            await let_pass(connection, timedelta(**time))
+            of_celery = [task.name for task in self.app.tasks.values() if _celery_task_of(task) is not None]
+            await let_pass(connection, timedelta(**time), of_celery)
 
         self._on_connection(travel)
 
     def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
         """Let the next attempt of the task raise `error` instead of calling the function. Two calls make the next two
-        attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
+        attempts fail. What follows the error is what follows it in a worker. Raises DeclarationError for an isolated
+        task, which runs in another process.
         """
         if task.terms.isolated:
             raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
-        if task.name not in self._original_handlers:
-            handler = task.pipeline.handlers[STEP]
-            self._original_handlers[task.name] = (task, handler)
-            wrapped = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
-            task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name], task.terms.retry.never)
+        if task.name not in self._undo:
+            self._undo[task.name] = _let_fail(task, self._errors[task.name])
         self._errors[task.name].append(error)
 
     def die_at(self, point: str) -> None:
@@ -253,40 +255,63 @@ def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(task.arguments.names, positional, strict=False)) | keyword_arguments
 
 
-#: The errors after which a task is never retried.
-_NeverRetried = tuple[type[Exception], ...]
+def _celery_task_of(task: Task[..., Any]) -> Any:
+    """The CeleryTask that declares this task. None: the task is none of a Celery program."""
+    of_celery = (celery_task for celery_app in made_apps for celery_task in celery_app.tasks.values())
+    return next((celery_task for celery_task in of_celery if celery_task.task is task), None)
 
 
-def _failing_in_loop(
-    handler: Callable[..., Any], errors: list[BaseException], never: _NeverRetried
-) -> Callable[..., Any]:
-    """An async handler that raises the next of `errors` as long as there is one, and then calls `handler`."""
+def _let_fail(task: Task[..., Any], errors: list[BaseException]) -> Callable[[], None]:
+    """From now on, the task's attempts raise the next of `errors` as long as there is one. Returns a function that
+    undoes this.
+    """
+    celery_task = _celery_task_of(task)
+    if celery_task is not None:
+        # The code around the function of a CeleryTask decides which errors end the run.
+        function = celery_task.function_of_attempts
+        celery_task.function_of_attempts = _failing_in_thread(function, partial(_raise_next, errors))
+        return partial(setattr, celery_task, "function_of_attempts", function)
+    handler = task.pipeline.handlers[STEP]
+    failing = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
+    task.pipeline.handlers[STEP] = failing(handler, partial(_raise_next_of, task, errors))
+    return partial(task.pipeline.handlers.__setitem__, STEP, handler)
+
+
+def _failing_in_loop(handler: Callable[..., Any], raise_next: Callable[[], None]) -> Callable[..., Any]:
+    """An async handler that first calls `raise_next`, and then `handler`."""
 
     async def failing(attempt: Any) -> Any:
-        _raise_next(errors, never)
+        raise_next()
         return await handler(attempt)
 
     return failing
 
 
-def _failing_in_thread(
-    handler: Callable[..., Any], errors: list[BaseException], never: _NeverRetried
-) -> Callable[..., Any]:
-    """As `_failing_in_loop`, for a handler that runs in a thread."""
+def _failing_in_thread(function: Callable[..., Any], raise_next: Callable[[], None]) -> Callable[..., Any]:
+    """As `_failing_in_loop`, for a function that runs in a thread."""
 
-    def failing(attempt: Any) -> Any:
-        _raise_next(errors, never)
-        return handler(attempt)
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise_next()
+        return function(*args, **kwargs)
 
     return failing
 
 
-def _raise_next(errors: list[BaseException], never: _NeverRetried) -> None:
-    """Raise the next error. As in the task's own handler, an error of the classes `never` becomes Permanent."""
-    if not errors:
-        return
-    with FinalErrors(never):
+def _raise_next(errors: list[BaseException]) -> None:
+    """Raise the next error, if there is one."""
+    if errors:
         raise errors.pop(0)
+
+
+def _raise_next_of(task: Task[..., Any], errors: list[BaseException]) -> None:
+    """As `_raise_next`, but raise what the task's own handler makes of the error: Permanent, if the task's
+    `Retry(never=...)` names it, or if the task is a workflow.
+    """
+    if not task.runnable.is_workflow:
+        with FinalErrors(task.terms.retry.never):
+            _raise_next(errors)
+    elif errors:
+        raise final_error(errors.pop(0))
 
 
 def modules_of(app: App) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from leasehold.db.database import Connection
@@ -32,10 +33,18 @@ UPDATE schedule SET next_run_at = greatest(next_run_at - $1::interval, least(nex
 WHERE next_run_at IS NOT NULL
 """
 
+# $1 the time that passes, $2 pipelines.
+_EXPIRIES = """
+-- time_travel_expiries
+UPDATE job SET params = jsonb_set(params, '{expires}', to_jsonb((params ->> 'expires')::timestamptz - $1::interval))
+WHERE pipeline = ANY($2::text[]) AND params ->> 'expires' IS NOT NULL
+"""
 
-async def let_pass(connection: Connection, time: timedelta) -> None:
-    """Move the instants in _MOVED and _MOVED_JSON, and the due times of schedules, back by `time`. Only for a database
-    that no worker uses meanwhile.
+
+async def let_pass(connection: Connection, time: timedelta, expiring: Sequence[str] = ()) -> None:
+    """Move the instants in _MOVED and _MOVED_JSON, and the due times of schedules, back by `time`. `expiring`: the
+    pipelines whose parameter `expires` is an instant, which moves, too. Only for a database that no worker uses
+    meanwhile.
     """
     async with connection.transaction():
         for table, columns in _MOVED.items():
@@ -45,6 +54,8 @@ async def let_pass(connection: Connection, time: timedelta) -> None:
             moved = f"jsonb_set({column}, '{{at}}', to_jsonb(({column} ->> 'at')::timestamptz - $1::interval))"
             await connection.execute(f"UPDATE {table} SET {column} = {moved} WHERE {column} ? 'at'", time)
         await connection.execute(_TICKS, time)
+        if expiring:
+            await connection.execute(_EXPIRIES, time, list(expiring))
 
 
 _END_LEASES = """

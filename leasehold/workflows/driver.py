@@ -130,7 +130,7 @@ class Driver:
         """Go on until every branch waits, or the workflow has ended. While a function of `ctx.call` or the start of a
         run is under way, this method does not return.
 
-        Raises the error with which the workflow ends (`_final_error`), Cancelled and LeaseLost. Raises JournalLost
+        Raises the error with which the workflow ends (`final_error`), Cancelled and LeaseLost. Raises JournalLost
         before the workflow's code goes on.
         """
         await self._read(port)
@@ -747,7 +747,7 @@ class Driver:
         if self._has_met_cancel:
             raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
         if main.error is not None:
-            raise _final_error(main.error)
+            raise final_error(main.error)
         self._replay.check_end()
         return Outcome(ended=True, result=main.value)
 
@@ -774,7 +774,7 @@ def _may_undo(call: Journaled[Any], branch: Branch) -> bool:
     return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))
 
 
-def _final_error(error: BaseException) -> BaseException:
+def final_error(error: BaseException) -> BaseException:
     """The error that ends the run, made of the error that the workflow raised. It is Permanent, because the same code
     would raise it again. Exceptions: a StepError, LeaseLost and Cancelled keep their meaning.
     """

@@ -18,7 +18,19 @@ from leasehold.testing.harness import TestApp
 from leasehold.testing.server import TestServer
 from leasehold.worker.sandbox import landlock
 from tests.app import kit_main, kit_parts
-from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, remind, send_receipt
+from tests.app.kit_shop import (
+    Order,
+    add,
+    celery,
+    charge,
+    checkout,
+    measure,
+    nightly,
+    pay,
+    pay_once,
+    remind,
+    send_receipt,
+)
 from tests.support.now import now
 
 ORDER = Order(id=1, email="a@b")
@@ -152,6 +164,60 @@ def test_an_error_that_is_never_retried_is_not(leasehold_app: TestApp) -> None:
     run = charge.submit(ORDER)
     leasehold_app.drain()
     assert run.status() == "failed"
+
+
+def test_an_error_of_a_workflow_ends_its_run(leasehold_app: TestApp) -> None:
+    """Only a task is tried again."""
+    leasehold_app.fail_next(remind, ValueError("no such customer"))
+    run = remind.submit()
+    leasehold_app.drain()
+    assert run.status() == "failed"
+
+
+@pytest.mark.parametrize(
+    ("task", "errors", "state"),
+    [
+        (pay, [ConnectionError("away")] * 2, "SUCCESS"),
+        (pay, [ConnectionError("away")] * 3, "FAILURE"),
+        (pay, [KeyError("no such card")], "FAILURE"),
+        (pay_once, [ConnectionError("away")], "FAILURE"),
+    ],
+    ids=["retried", "after the last retry", "not in autoretry_for", "without autoretry_for"],
+)
+def test_a_task_of_a_celery_program_fails_as_in_a_worker(
+    leasehold_apps: Callable[[App], TestApp], task: Any, errors: list[Exception], state: str
+) -> None:
+    test_app = leasehold_apps(celery.app)
+    for error in errors:
+        test_app.fail_next(task.task, error)
+    result = pay.delay(7) if task is pay else pay_once.delay()
+    assert (pay(1), pay_once()) == ("paid 1", "paid after 0 retries")  # calls without an attempt
+    for _ in errors:
+        test_app.drain()
+        test_app.travel(hours=1)
+    test_app.drain()
+    assert result.state == state
+
+
+def test_a_closed_app_of_a_celery_program_fails_no_more(leasehold_apps: Callable[[App], TestApp]) -> None:
+    test_app = leasehold_apps(celery.app)
+    test_app.fail_next(pay.task, KeyError("no such card"))
+    test_app.close()
+    test_app = leasehold_apps(celery.app)
+    result = pay.delay(7)
+    test_app.drain()
+    assert result.get() == "paid 7"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(60, "REVOKED"), (7200, "SUCCESS")])
+def test_a_run_of_a_celery_program_expires_when_time_passes(
+    leasehold_apps: Callable[[App], TestApp], seconds: float, state: str
+) -> None:
+    test_app = leasehold_apps(celery.app)
+    results = [pay.apply_async((7,), expires=seconds), pay.delay(8)]
+    test_app.travel(hours=1)
+    test_app.drain()
+    assert [result.state for result in results] == [state, "SUCCESS"]
 
 
 @pytest.mark.parametrize(("point", "attempt"), [("after_claim", 2), ("after_commit", 1)])

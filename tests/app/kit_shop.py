@@ -7,8 +7,10 @@ from datetime import timedelta
 from pydantic import BaseModel
 
 from leasehold import App, Context, Retry, current
+from leasehold.celery import Celery
 
 app = App("kit")
+celery = Celery("kit-celery")
 
 
 class Order(BaseModel):
@@ -55,3 +57,13 @@ async def remind(ctx: Context) -> int:
 @app.cron("0 3 * * *")
 async def nightly() -> str:
     return "done"
+
+
+@celery.task(autoretry_for=(ConnectionError,), max_retries=2, default_retry_delay=0)
+def pay(amount):
+    return f"paid {amount}"
+
+
+@celery.task(bind=True)
+def pay_once(self):
+    return f"paid after {self.request.retries} retries"
