@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import orjson
+from pydantic_core import from_json, to_json
+
+from leasehold.app.process_frames import json_of
+from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.ids import new_id
+from leasehold.domain.work import Work
+from leasehold.telemetry.emissions import encoded_chunk
 
 
 class LocalAttempt:
     """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0: no attempt of
     the run has failed. `opened` (what the app's lifespan opened) is None: only a worker runs the lifespan. `reports`:
-    (percent, summary) of each `progress`. `chunks`: what the function emitted.
+    (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream would have it.
     """
 
     number = 1
@@ -22,8 +29,9 @@ class LocalAttempt:
     is_part = False
     opened = None
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, terms: TaskTerms | None = None) -> None:
         self.tenant_id = tenant
+        self._terms = terms or TaskTerms()
         self.job_id: UUID = new_id()
         self.task_id: UUID = new_id()
         self.reports: list[tuple[float, str]] = []
@@ -47,11 +55,29 @@ class LocalAttempt:
         self.reports.append((float(percent), summary))
 
     def emit(self, chunk: Any) -> bool:
-        self.chunks.append(chunk)
+        """Raises as `emit` of an attempt in a worker: TypeError or ValueError for what is no chunk. The child process
+        of a `process` or `isolated` task first sends the chunk to its worker, as JSON.
+        """
+        if self._terms.process:
+            chunk = orjson.loads(json_of(chunk))
+        elif self._terms.isolated:
+            chunk = from_json(to_json(chunk, inf_nan_mode="null"))
+        self.chunks.append(orjson.loads(encoded_chunk(chunk))["chunk"])
         return True
 
     def checkpoint(self) -> None:
         """Does nothing: nobody can cancel a local run."""
+
+    def cancelled(self) -> bool:
+        return False
+
+    def given(self, task: str, params: Any) -> Any:
+        """What the function gets as `current().attempt`: for an isolated task a Work, because the sandbox gets the
+        arguments and no more, and else this attempt.
+        """
+        if not self._terms.isolated:
+            return self
+        return Work(task, STEP, params, files={}, directory=self.directory, supervisor=self)  # type: ignore[arg-type]  # its `emit` returns more
 
     def close(self) -> None:
         if "_folder" in self.__dict__:

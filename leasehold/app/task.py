@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
@@ -185,35 +186,32 @@ class Task(Generic[P, R]):
         """
         if self._is_async:
             return asyncio.run(self.alocal(*args, **kwargs))
-        attempt, positional, named = self._local_call(args, kwargs)
-        token = enter(Current(self.name, attempt))
-        try:
+        with self._local_attempt(args, kwargs) as (positional, named):
             return self._local_result(self._call_locally(positional, named))
-        finally:
-            leave(token)
-            attempt.close()
 
     async def alocal(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `local`, for an `async def`; a plain function runs in this thread."""
-        attempt, positional, named = self._local_call(args, kwargs)
-        token = enter(Current(self.name, attempt))
-        try:
+        with self._local_attempt(args, kwargs) as (positional, named):
             result = self._call_locally(positional, named)
             return self._local_result(await result if self._is_async else result)
-        finally:
-            leave(token)
-            attempt.close()
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call the function. Returns its result; for an `async def`, a coroutine that returns the result."""
         return self.function(*positional, **named)
 
-    def _local_call(
+    @contextmanager
+    def _local_attempt(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[LocalAttempt, tuple[Any, ...], dict[str, Any]]:
-        """The attempt of a local call, and its positional and named arguments, converted to JSON and back."""
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The block of a local call. Yields its positional and named arguments, converted to JSON and back."""
         params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
-        return LocalAttempt("local"), *self.arguments.decoded(params)
+        attempt = LocalAttempt("local", self.terms)
+        token = enter(Current(self.name, attempt.given(self.name, params)))
+        try:
+            yield self.arguments.decoded(params)
+        finally:
+            leave(token)
+            attempt.close()
 
     def _local_result(self, result: Any) -> R:
         decoded: R = self.results.decoded(self.results.encoded(result))

@@ -16,6 +16,19 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
 
+def encoded_chunk(chunk: Any) -> bytes:
+    """The JSON `{"chunk": ...}` of a chunk: a text, or another JSON value. NUL characters are removed from a text.
+
+    Raises ValueError for another JSON value with a NUL character, and TypeError for a value without a JSON form.
+    """
+    if isinstance(chunk, str):
+        chunk = chunk.replace("\x00", "")
+    encoded = orjson.dumps({"chunk": chunk})
+    if _NUL.search(encoded):
+        raise ValueError("a chunk cannot hold a NUL character")
+    return encoded
+
+
 class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
@@ -40,17 +53,8 @@ class Emissions:
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
-        """Add a chunk: a text, or another JSON value. False: the stream has no room for the chunk, or is closed.
-
-        NUL characters are removed from a text. Raises ValueError for another JSON value with a NUL character, and
-        TypeError for a value without a JSON form.
-        """
-        if isinstance(chunk, str):
-            chunk = chunk.replace("\x00", "")
-        encoded = orjson.dumps({"chunk": chunk})
-        if _NUL.search(encoded):
-            raise ValueError("a chunk cannot hold a NUL character")
-        return self._add(encoded)
+        """Add a chunk. False: the stream has no room for the chunk, or is closed. Raises as `encoded_chunk`."""
+        return self._add(encoded_chunk(chunk))
 
     def _add(self, encoded: bytes) -> bool:
         with self._lock:

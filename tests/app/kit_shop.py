@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -59,11 +60,11 @@ async def nightly() -> str:
     return "done"
 
 
-@celery.task(autoretry_for=(ConnectionError,), max_retries=2, default_retry_delay=0)
-def pay(amount):
+@celery.task(autoretry_for=(ConnectionError,), max_retries=2, default_retry_delay=0)  # type: ignore[untyped-decorator]  # as Celery's
+def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@celery.task(bind=True)
-def pay_once(self):
+@celery.task(bind=True)  # type: ignore[untyped-decorator]  # as Celery's
+def pay_once(self: Any) -> str:
     return f"paid after {self.request.retries} retries"

@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, Field
@@ -32,6 +33,8 @@ from leasehold import (
     current,
 )
 from leasehold.app.current import NotInTask
+from leasehold.app.local import LocalAttempt
+from leasehold.domain.work import Work
 
 
 class Order(BaseModel):
@@ -356,6 +359,61 @@ def test_a_local_run_has_a_current_attempt_and_its_own_directory() -> None:
     assert not seen[0].exists()
     with pytest.raises(NotInTask):
         current()
+
+
+def test_a_local_run_of_an_isolated_task_knows_what_it_knows_in_a_worker() -> None:
+    """It knew its run and tenant, which the sandbox does not get: a test passed, and each run failed."""
+    app = App("shop")
+    seen: list[Path] = []
+
+    @app.task(isolated=True)
+    def measure(text: str) -> int:
+        for member in ("run_id", "tenant", "number"):
+            with pytest.raises(NotInTask, match=f"does not know its {member}"):
+                getattr(current(), member)
+        work = current().attempt
+        assert isinstance(work, Work)
+        assert (work.pipeline, current().state, current().emit("tok")) == ("shop.measure", None, True)
+        current().log.info("measuring")
+        current().progress(50)
+        current().checkpoint()
+        (current().directory / "x").write_text(text)
+        seen.append(current().directory)
+        return len(text)
+
+    assert measure.local("four") == 4
+    assert not seen[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "refusals"),
+    [
+        ({}, [TypeError, ValueError, TypeError]),
+        ({"process": True}, [None, ValueError, TypeError]),  # its process sends an object as text
+        ({"isolated": True}, [ValueError, ValueError, TypeError]),
+    ],
+    ids=["", "process", "isolated"],
+)
+def test_a_local_run_emits_what_one_in_a_worker_may(options: Any, refusals: list[type[Exception] | None]) -> None:
+    def emits() -> None:
+        for chunk, refusal in zip([object(), {"a": "\0"}, 2**80], refusals, strict=True):
+            if refusal is None:
+                assert current().emit(chunk) is True
+                continue
+            with pytest.raises(refusal):
+                current().emit(chunk)
+        for chunk in ("a\0b", {"a": [1, None]}, "\\u0000"):
+            assert current().emit(chunk) is True
+
+    emits.__qualname__ = "emits"
+    App("shop").task(**options)(emits).local()
+
+
+def test_a_local_run_keeps_its_chunks_as_a_stream_would() -> None:
+    attempt = LocalAttempt("acme")
+    for chunk in ("a\0b", (1, UUID(int=7)), None):
+        assert attempt.emit(chunk)
+    assert attempt.chunks == ["ab", [1, str(UUID(int=7))], None]
 
 
 def test_a_result_that_is_not_what_the_function_promises_is_refused() -> None:
