@@ -1,14 +1,16 @@
 """Long polls: requests wait here until a job changes, a job has new log lines or chunks of its stream, or a queue has
 work. For each of these four the process has a watch (JobWatch, LogWatch, StreamWatch, QueueWatch).
 
-One query every INTERVAL serves all requests of the process that wait at the same watch.
+One query every INTERVAL serves all requests of the process that wait at the same watch. It reads at most _MAX_KEYS jobs
+or queues. If requests wait for more, the queries take turns. At queues the tenants take turns, too: a tenant that waits
+for very many queues (up to 50 a request) only makes its own waits longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Generic, TypeVar
@@ -24,6 +26,8 @@ from leasehold.telemetry.outages import DATABASE
 INTERVAL = 0.15
 #: The loop spends at most this share of its time in queries, so that a slow database gets fewer queries.
 _QUERY_SHARE = 0.2
+#: The most keys of one query.
+_MAX_KEYS = 1000
 #: The id of a job, or the name of a queue.
 _Key = TypeVar("_Key", UUID, str)
 
@@ -39,6 +43,8 @@ class _Watch(ABC, Generic[_Key]):
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._waiters: defaultdict[_Key, dict[asyncio.Future[bool], int]] = defaultdict(dict)
+        #: The keys of `_waiters`, by owner. The owners and keys that the queries have read last are the last ones.
+        self._keys: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
         self._query_task: asyncio.Task[None] | None = None
         self._released = False  # by `release_all`
 
@@ -51,6 +57,10 @@ class _Watch(ABC, Generic[_Key]):
         """The waiters of a key that can go on. `waiters`: in the order of arrival, with their marks. `number`: the
         key's number; None: the key does not exist any more.
         """
+
+    def _owner_of(self, key: _Key) -> str:  # noqa: ARG002 - for subclasses
+        """Whose key it is. The owners take turns if one query cannot read all keys."""
+        return ""
 
     @property
     def waiting(self) -> int:
@@ -69,6 +79,7 @@ class _Watch(ABC, Generic[_Key]):
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         for key in keys:
             self._waiters[key][waiter] = mark
+            self._keys.setdefault(self._owner_of(key), OrderedDict())[key] = None
         if self._query_task is None or self._query_task.done():
             self._query_task = asyncio.create_task(self._watch())
         try:
@@ -92,17 +103,36 @@ class _Watch(ABC, Generic[_Key]):
             await cancel_and_wait(self._query_task)
 
     def _forget(self, keys: Sequence[_Key], waiter: asyncio.Future[bool]) -> None:
-        for key in keys:
+        for key in dict.fromkeys(keys):
             waiters = self._waiters[key]
             waiters.pop(waiter, None)
             if not waiters:
                 del self._waiters[key]
+                owner = self._owner_of(key)
+                del self._keys[owner][key]
+                if not self._keys[owner]:
+                    del self._keys[owner]
+
+    def _next_keys(self) -> list[_Key]:
+        """The keys of the next query: one of each owner in turn, those first that were read longest ago."""
+        turns = deque((owner, iter(keys)) for owner, keys in self._keys.items())
+        chosen: list[tuple[str, _Key]] = []
+        while turns and len(chosen) < _MAX_KEYS:
+            owner, unread_keys = turns.popleft()
+            for key in unread_keys:
+                chosen.append((owner, key))
+                turns.append((owner, unread_keys))
+                break
+        for owner, key in chosen:
+            self._keys.move_to_end(owner)
+            self._keys[owner].move_to_end(key)
+        return [key for _, key in chosen]
 
     async def _watch(self) -> None:
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
             started_at, pause = monotonic(), self._interval
-            keys = list(self._waiters)  # keys that are added during the query get no number from it
+            keys = self._next_keys()  # keys that are added during the query get no number from it
             try:
                 numbers = await self._read_numbers(keys)
             except TRY_AGAIN as error:
@@ -158,6 +188,9 @@ class QueueWatch(_Watch[str]):
     def __init__(self, pool: Pool, *, interval: float = INTERVAL) -> None:
         super().__init__(interval)
         self._pool = pool
+
+    def _owner_of(self, key: str) -> str:
+        return key.rpartition(":")[0]  # `ext:TENANT`, of `ext:TENANT:NAME`
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
         """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than waiting
