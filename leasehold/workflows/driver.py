@@ -830,6 +830,8 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
     """The error of an awaited run that ended without success, or that is deleted. None: the run has not ended."""
     if entry.status is None:
         return TaskFailed("run_deleted", "the run is deleted, and its result with it")
+    if entry.status == "cancelled" and entry.message:
+        return TaskFailed(entry.status, f"the run is cancelled: {entry.message}")
     if entry.status in JOB_TERMINAL:
         return TaskFailed(entry.code or entry.status, entry.message or f"the run is {entry.status}")
     return None

@@ -378,6 +378,13 @@ async def starts_unreliable(ctx: Context, number: int) -> int:
 
 
 @app.workflow
+async def works_beside_its_child(ctx: Context, number: int) -> str:
+    child = await ctx.start(approved, None)
+    await ctx.run(unreliable, number)
+    return await child.result()
+
+
+@app.workflow
 async def listens_once_repaired(ctx: Context, number: int) -> int:
     """It fails before its first call until the number is repaired."""
     if number not in repaired:

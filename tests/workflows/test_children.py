@@ -65,6 +65,21 @@ async def test_a_started_run_is_cancelled_with_its_workflow_unless_it_is_detache
     await runs.cancel(detached)
 
 
+async def test_a_retried_workflow_is_told_why_the_run_that_it_awaits_is_cancelled(runs: Runs, worker_of: Start) -> None:
+    """It was cancelled with the workflow, and a cancel is final: the error names the way out."""
+    await worker_of()
+    run = await runs.submit(shop.works_beside_its_child, 61)
+    assert (await runs.ended(run))[0] == "failed"
+    child = await runs.connection.fetchval("SELECT child_id FROM journal WHERE job_id = $1 AND kind = 'start'", run)
+    assert (await runs.ended(child))[0] == "cancelled"
+    shop.repaired.add(61)
+    assert await jobs.replay(runs.connection, run, "t") is not None
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "cancelled")
+    assert f"its workflow, run {run}, is failed; a retry" in error["message"]
+    assert "a rerun starts it anew" in error["message"]
+
+
 async def test_the_result_of_a_run_that_is_deleted_meanwhile_is_an_error_and_no_endless_wait(
     runs: Runs, worker_of: Start
 ) -> None:

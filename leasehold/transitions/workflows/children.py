@@ -205,6 +205,8 @@ async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list
     rows = await connection.fetch(_ORPHANS, limit)
     for row in rows:
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
+        if row["status"] == "failed":  # the workflow may be retried, and awaits the run then
+            reason += "; a retry of the workflow does not run it again, a rerun starts it anew"
         cancel = partial(
             jobs.request_cancel,
             connection,

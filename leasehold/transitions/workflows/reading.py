@@ -28,7 +28,7 @@ _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
         coalesce(step.status, child.status), coalesce(f.code, child.error ->> 'code'),
-        coalesce(f.message, child.error ->> 'message'),
+        coalesce(f.message, child.error ->> 'message', child.cancel ->> 'reason'),
         CASE WHEN e.kind <> 'result' AND e.due_at IS NOT NULL
              THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
@@ -123,7 +123,8 @@ class Entry:
     """A row of the journal, with the state of the task or run that it awaits (`child`).
 
     `kind`: see records.Call. `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it.
-    `status`: the state of the task or run, and `code` and `message` of its error; None: the row awaits neither.
+    `status`: the state of the task or run, and `code` and `message` of its error; None: the row awaits neither. The
+    `message` of a cancelled run is the reason of its cancel.
     `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the wait does not end by itself. `at`: when
     the result came; without a result, when the call was made.
     """

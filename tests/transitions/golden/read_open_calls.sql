@@ -8,7 +8,7 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
         coalesce(step.status, child.status), coalesce(f.code, child.error ->> 'code'),
-        coalesce(f.message, child.error ->> 'message'),
+        coalesce(f.message, child.error ->> 'message', child.cancel ->> 'reason'),
         CASE WHEN e.kind <> 'result' AND e.due_at IS NOT NULL
              THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
