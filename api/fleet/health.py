@@ -146,8 +146,10 @@ class Readiness:
 
     async def close(self) -> None:
         """End the checks that are under way."""
-        for run in (self._required, *self._others.values(), self._self_check):
+        for run in self._others.values():
             await run.close()
+        await self._required.close()
+        await self._self_check.close()
 
     async def _run_self_check(self) -> list[Finding]:
         services = self._services

@@ -57,8 +57,9 @@ _MAX_PAUSE_SECONDS = 60.0
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
-#: The most seconds that `resign` may take.
+#: The most seconds that `resign` may take, and the errors that it does not raise: the process ends in any case.
 _RESIGN_SECONDS = 3.0
+_NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AGAIN)
 
 #: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
 #: another run of its scope has ended. `server`, `provider`: of generations. `other`: of kinds of work from outside.
@@ -181,7 +182,7 @@ class Exporter(Collector):
         try:
             async with asyncio.timeout(_RESIGN_SECONDS), self._pool.acquire() as connection:
                 await workers.resign(connection, self._owner)
-        except (asyncpg.PostgresError, *TRY_AGAIN) as error:
+        except _NOT_RESIGNED as error:
             log.warning("the exporter did not resign: its lead ends by itself", error=type(error).__name__)
 
     async def _query(self) -> None:

@@ -93,8 +93,8 @@ def can_import(programs: Environment, *names: str) -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """`app`: its /app. `scratch`: its /tmp, the only folder that its user may write to. `build_arguments`: `--build-arg`
-    of its build.
+    """`build_arguments`: each `--build-arg` of its build. `app`: its /app. `scratch`: its /tmp, the only folder that
+    its user may write to.
     """
 
     stage: str
