@@ -17,6 +17,7 @@ REFUSALS = {
     "503": (503, b'{"code":"database_unavailable","detail":"away"}', "0"),
     "429": (429, b'{"code":"rate_limited","detail":"too many"}', "1"),
     "in flight": (409, b'{"code":"idempotency_key_in_flight","detail":"wait"}', "0"),
+    "forbidden": (403, b'{"code":"missing_scope","detail":"no"}', None),
     "refuse": (422, b"<html>a firewall</html>", None),
     "502": (502, b"<html>a proxy</html>", None),
     "moved": (307, b'{"runs":[]}', None),

@@ -497,6 +497,28 @@ async def test_a_worker_works_on_after_a_failure_that_the_api_refuses(
     assert tuple(row or ()) == (state, code)
 
 
+@pytest.mark.parametrize("refusals", [["forbidden"], ["refuse", "forbidden"]], ids=["at once", "after a refusal"])
+async def test_a_worker_whose_key_the_api_refuses_for_a_settlement_ends(
+    running: Running,
+    client: Client,
+    rows: Connection,
+    template: str,
+    monkeypatch: pytest.MonkeyPatch,
+    refusals: list[str],
+) -> None:
+    monkeypatch.setattr(external, "_OUTPUT_SECONDS", 60.0)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def work(_task: Task) -> None:
+        front.failures = list(refusals)
+
+    async with fronting(running.url) as front:
+        await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"]) as outside:
+            with pytest.raises(Refused, match="403 missing_scope"):
+                await outside.work_once(work, wait=5)
+
+
 async def test_a_worker_that_stops_while_the_api_takes_no_settlement_releases_its_task(
     client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

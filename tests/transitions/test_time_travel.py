@@ -9,7 +9,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import TaskState
 from leasehold.transitions.time_travel import end_leases, let_pass
-from tests.factories import SELDOM, Rows
+from tests.factories import ONE, SELDOM, THREE, Rows
 from tests.transitions.test_matrix import put_into
 
 TIME = timedelta(hours=2)
@@ -70,6 +70,18 @@ async def test_when_time_passes_all_instants_of_a_run_are_so_much_older(rows: Ro
     await let_pass(c, TIME)
     assert await instants() == [tuple(None if time is None else time - TIME for time in row) for row in before]
     assert await c.fetchval("SELECT value FROM journal WHERE kind = 'call'") == {"value": 7}
+
+
+async def test_an_expiry_in_the_parameters_moves_in_the_pipelines_that_have_one(rows: Rows) -> None:
+    """An argument of another app's task that has the name is not the platform's."""
+    expiry = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    for expires in (expiry.isoformat(), None):
+        await rows.submit(ONE, params={"expires": expires})
+    await rows.submit(THREE, params={"expires": expiry.isoformat()})
+    await let_pass(rows.connection, TIME, [ONE.name])
+    query = "SELECT pipeline, (params ->> 'expires')::timestamptz FROM job WHERE params ->> 'expires' IS NOT NULL"
+    moved = {tuple(row) for row in await rows.connection.fetch(query)}
+    assert moved == {(ONE.name, expiry - TIME), (THREE.name, expiry)}
 
 
 async def test_a_tick_that_time_has_passed_is_due_now_and_not_missed_and_a_paused_schedule_stays_paused(
