@@ -18,7 +18,7 @@ from leasehold.app.run import Run
 from leasehold.app.source_location import declaration_error
 from leasehold.celery import result
 from leasehold.celery.apps import CeleryApp, made_apps, newest_app
-from leasehold.celery.canvas import run_plan
+from leasehold.celery.canvas import check_tasks, run_plan
 from leasehold.celery.exceptions import NotSupported
 from leasehold.celery.lacking import OF_APP, Lacking
 from leasehold.celery.options import check_setting, not_supported, options_of
@@ -188,7 +188,8 @@ class Celery(Lacking):
 
     def _declare_canvas(self) -> Any:
         async def run_canvas(ctx: Context, *, plan: dict[str, Any], args: list[Any]) -> Any:
-            """A chain, group or chord of Celery's."""
+            """A chain, group or chord of Celery's. It begins on a worker that has the tasks of all its calls."""
+            check_tasks(self.tasks, plan)
             return await run_plan(ctx, self.tasks, plan, *args)
 
         return self.app.workflow(name=_CANVAS)(run_canvas)

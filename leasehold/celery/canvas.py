@@ -4,19 +4,21 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.apps import CeleryApp
 from leasehold.celery.exceptions import NotSupported
 from leasehold.celery.lacking import OF_SIGNATURE, Lacking
 from leasehold.celery.result import AsyncResult
+from leasehold.domain.errors import HandlerMissing
 
 if TYPE_CHECKING:
     from leasehold.workflows.context import Context
 
-#: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable"}, {"chain": [plan, ...]},
-#: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}.
+#: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable", "handler"}, {"chain": [plan, ...]},
+#: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}. `handler`: the task's code, as
+#: `pipeline.step`. Plans of earlier releases lack it.
 Plan = dict[str, Any]
 #: Stands for the previous result when no call has run before.
 _NOTHING = object()
@@ -36,7 +38,9 @@ class Signature(Lacking):
         cls, app: CeleryApp, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
     ) -> Signature:
         """A single call. `task`: the name of the task."""
-        return cls(app, {"task": task, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable})
+        handler = app.tasks[task].task.runnable.handler
+        plan = {"task": task, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable, "handler": handler}
+        return cls(app, plan)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A single call: run its function in this process. A chain, group or chord: submit it, as `delay` does."""
@@ -118,6 +122,23 @@ def _flattened(signatures: Sequence[Any]) -> list[Signature]:
     if not signatures:
         raise NotSupported("leasehold.celery has no chain or group of nothing: make it only if there are calls")
     return list(signatures)
+
+
+def check_tasks(tasks: Mapping[str, Any], plan: Plan) -> None:
+    """Raises HandlerMissing if `tasks` (CeleryTasks by name) lacks the task of a call. During a deployment, a worker of
+    the earlier release lacks the tasks of the later one.
+    """
+    for call in _calls_of(plan):
+        if call["task"] not in tasks:
+            raise HandlerMissing(call.get("handler"))
+
+
+def _calls_of(plan: Plan) -> Iterator[Plan]:
+    if "task" in plan:
+        yield plan
+        return
+    for member in [*plan.get("chain", ()), *plan.get("group", ()), *([plan["body"]] if "body" in plan else ())]:
+        yield from _calls_of(member)
 
 
 async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, previous_result: Any = _NOTHING) -> Any:

@@ -27,6 +27,7 @@ LeaseholdError
 │   └── SignalInvalid           a workflow consumed a signal whose payload does not fit the model of its wait
 ├── NotWhileUndoing             a workflow whose run is being cancelled made a call that such a run cannot make
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
+├── HandlerMissing              a workflow needs the code of a task that this process lacks: another worker may have it
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
@@ -278,6 +279,16 @@ class NotWhileUndoing(LeaseholdError):
             " or by a run of its own, which is not cancelled, by ctx.detached.start"
         )
         self.call = call
+
+
+class HandlerMissing(LeaseholdError):
+    """A workflow of the platform cannot begin in this process, which lacks the code of a task that the workflow calls.
+    `handler`: that code, as `pipeline.step`; None: its name is unknown.
+    """
+
+    def __init__(self, handler: str | None) -> None:
+        super().__init__(f"this process lacks the code of a task: {handler or 'its name is unknown'}")
+        self.handler = handler
 
 
 class ResultUnreadable(LeaseholdError):

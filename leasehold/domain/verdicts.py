@@ -48,11 +48,11 @@ class Snooze:
 @dataclass(frozen=True, slots=True)
 class LeftToOthers(Snooze):
     """A snooze, because a step of the platform needs a handler that this worker does not have. `handler`: the handler's
-    name, `pipeline.step`. A worker that has the handler makes the step due at once. Without such a worker the step runs
-    again at `until`.
+    name, `pipeline.step`. A worker that has the handler makes the step due at once. Without such a worker, and with
+    None (the name is unknown), the step runs again at `until`.
     """
 
-    handler: str = field(kw_only=True)
+    handler: str | None = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

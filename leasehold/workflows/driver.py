@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from leasehold.domain.errors import (
     Cancelled,
+    HandlerMissing,
     LeaseLost,
     NotWhileUndoing,
     Permanent,
@@ -776,9 +777,9 @@ def _may_undo(call: Journaled[Any], branch: Branch) -> bool:
 
 def final_error(error: BaseException) -> BaseException:
     """The error that ends the run, made of the error that the workflow raised. It is Permanent, because the same code
-    would raise it again. Exceptions: a StepError, LeaseLost and Cancelled keep their meaning.
+    would raise it again. Exceptions: a StepError, HandlerMissing, LeaseLost and Cancelled keep their meaning.
     """
-    if isinstance(error, (StepError, LeaseLost, Cancelled)):
+    if isinstance(error, (StepError, HandlerMissing, LeaseLost, Cancelled)):
         return error
     if isinstance(error, TaskFailed):
         return Permanent(error.code, error.message)

@@ -7,6 +7,7 @@ import copy
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 from uuid import UUID, uuid4
 
+import orjson
 import pytest
 import time_machine
 from pydantic import SecretStr
@@ -25,6 +27,7 @@ from pydantic import SecretStr
 import leasehold.celery
 from leasehold import App, TaskFailed
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
+from leasehold.app import workflow as app_workflow
 from leasehold.app.calls import Call
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
@@ -49,7 +52,7 @@ from leasehold.domain.errors import (
     StoreUnavailable,
     Unreachable,
 )
-from leasehold.domain.ids import is_recent, new_id
+from leasehold.domain.ids import id_of_instant, is_recent, new_id
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -541,6 +544,65 @@ async def test_chains_groups_and_chords_are_workflows(serve: Serve) -> None:
             chain(add.s(1, "x"), add.s(1))().get()
 
     await session(serve, program)
+
+
+#: The workflows that wait and have made no call, and whose code their worker lacked.
+_LEFT = (
+    "SELECT t.status, u.handler FROM task t LEFT JOIN unknown_task u ON u.task_id = t.id"
+    " WHERE t.status = 'waiting' AND NOT t.journaled"
+)
+
+
+def release(using: Callable[..., App], *, has_new: bool) -> Celery:
+    """A release of an app. The newer one also has the task `new`."""
+    own = Celery("rolling")
+    made_apps.remove(own)
+    own.task(name="old")(lambda x: x + 1)
+    if has_new:
+        own.task(name="new")(lambda x: x * 10)
+    using(own.app)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("make", "result"),
+    [
+        (lambda old, new: chain(old.s(1), new.s()), 20),
+        (lambda old, new: group(old.s(1), chain(old.s(2), new.s())), [2, 30]),
+        (lambda old, new: chord([old.s(1)], chain(new.si(4), old.s())), 41),
+    ],
+)
+@pytest.mark.parametrize("names_handlers", [True, False])
+async def test_calls_of_a_newer_release_wait_for_a_worker_that_has_all_their_tasks(
+    serve: Serve, using: Callable[..., App], connection: Connection, monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., Signature], result: object, names_handlers: bool,
+) -> None:  # fmt: skip
+    """As `new.delay()` does during a deployment. The run failed for good (`handler_error: KeyError`). A plan of earlier
+    code does not name the handlers: no worker knows that it is for it, so the pause is what it is.
+    """
+    older, newer = release(using, has_new=False), release(using, has_new=True)
+    signature = make(newer.tasks["old"], newer.tasks["new"])
+    if not names_handlers:
+        monkeypatch.setattr(app_workflow, "_MIN_PAUSE_SECONDS", 0.1)
+        signature.plan = orjson.loads(re.sub(rb',"handler":"[^"]*"', b"", orjson.dumps(signature.plan)))
+    async with asyncio.timeout(SECONDS), serve(older.app):
+        run = await asyncio.to_thread(signature.delay)
+        while not (left := await connection.fetch(_LEFT)):
+            assert await connection.fetchval("SELECT status FROM job") != "failed"
+            await asyncio.sleep(0.05)
+        assert {tuple(row) for row in left} == {("waiting", "rolling.new.run" if names_handlers else None)}
+        assert await connection.fetchval("SELECT count(*) FROM task") == 1  # no call has begun
+    async with serve(newer.app), asyncio.timeout(SECONDS):
+        assert await asyncio.to_thread(run.get) == result
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"), [(timedelta(0), 30), (timedelta(hours=1), 3600), (timedelta(days=9), 86_400), (None, 30)]
+)
+def test_a_run_that_no_worker_can_begin_is_tried_ever_more_seldom(age: timedelta | None, seconds: float) -> None:
+    """Each try adds to its history. An id of an earlier release may have no time."""
+    run_id = uuid4() if age is None else id_of_instant(datetime.now(UTC) - age)
+    assert app_workflow._pause_of(run_id).total_seconds() == pytest.approx(seconds, abs=5)
 
 
 async def test_each_call_has_an_id_of_its_own_and_keeps_it_at_a_retry(serve: Serve) -> None:
