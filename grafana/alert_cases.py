@@ -71,6 +71,7 @@ HEALTHY: Mapping[str, str] = {
     "leasehold_leases_expired_total": "0+1x1440",
     "leasehold_outbox_oldest_seconds": "0.1+0x1440",
     'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0 1 1 2x1437",
+    'leasehold_dead_letters_total{pipeline="webhook",step="deliver",code="webhook_disabled"}': "0+5x1440",
     'leasehold_child_crashes_total{how="SIGKILL"}': "0 0 1x1438",
     # One zygote died, and started again.
     'leasehold_attempts_without_child_total{pipeline="media"}': "0 0 2x1438",

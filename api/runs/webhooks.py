@@ -196,12 +196,14 @@ async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUI
     changed_fields = body.model_fields_set
     async with connection.transaction():
         # A field that the client left out is NULL here, and keeps its value. If the client sends `enabled`, clear
-        # `disabled_because` (why the platform disabled the webhook).
+        # `disabled_because` (why the platform disabled the webhook). If the client disables it, set `disabled_at`: an
+        # answer 410 to a request that began before must not disable the webhook once it is enabled again.
         row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
                 " events = coalesce($5, events),"
-                " disabled_because = CASE WHEN $3::bool IS NULL THEN disabled_because END"
+                " disabled_because = CASE WHEN $3::bool IS NULL THEN disabled_because END,"
+                " disabled_at = CASE WHEN NOT $3::bool THEN clock_timestamp() ELSE disabled_at END"
                 " WHERE id = $1 AND tenant_id = $2 RETURNING *",
                 webhook_id,
                 caller.tenant_id,

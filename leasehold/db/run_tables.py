@@ -223,7 +223,7 @@ webhook = Table(
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("disabled_because", Text),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("disabled_at", _INSTANT),  # when the platform disabled it
+    Column("disabled_at", _INSTANT),  # when it was disabled last; kept when it is enabled again
     Index("webhook_tenant", "tenant_id"),
 )
 

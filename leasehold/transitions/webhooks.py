@@ -254,15 +254,20 @@ def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": name, "timestamp": at.isoformat(), "data": data}
 
 
-async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, url: str, reason: str) -> bool:
-    """Disable the webhook if its URL is still `url`. Returns whether the webhook was disabled."""
+async def disable(
+    connection: Connection, webhook_id: UUID, tenant_id: str, url: str, disabled_at: datetime | None, reason: str
+) -> bool:
+    """Disable the webhook if its URL is still `url`, and if nobody has disabled it since the caller read `disabled_at`.
+    Returns whether this call has disabled the webhook.
+    """
     status = await connection.execute(
         "UPDATE webhook SET enabled = false, disabled_because = $4, disabled_at = clock_timestamp()"
-        " WHERE id = $1 AND tenant_id = $2 AND url = $3",
+        " WHERE id = $1 AND tenant_id = $2 AND url = $3 AND disabled_at IS NOT DISTINCT FROM $5",
         webhook_id,
         tenant_id,
         url,
         reason,
+        disabled_at,
     )
     return status != "UPDATE 0"
 

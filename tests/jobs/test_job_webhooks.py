@@ -159,7 +159,7 @@ async def test_what_is_done_to_a_webhook_is_done_to_no_other_and_is_in_the_audit
         problem(await asked, 404, "webhook_not_found")
     assert await hooks_of(rows, hook) == own
 
-    await webhooks.disable(rows, UUID(hook), "acme", HOOK, "it is gone")
+    await webhooks.disable(rows, UUID(hook), "acme", HOOK, None, "it is gone")
     changed = (await client.patch(url, json={"events": ["job.failed"], "url": f"{HOOK}/2"})).json()
     assert (changed["enabled"], changed["disabled_because"]) == (False, "it is gone")
     assert (await client.patch(url, json={"enabled": True})).json()["disabled_because"] is None

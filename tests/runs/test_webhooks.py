@@ -286,6 +286,33 @@ async def test_a_url_that_is_changed_during_a_request_is_not_disabled_for_the_ol
     assert (shown["enabled"], shown["url"]) == (True, f"{receiver.url}/new")
 
 
+@pytest.mark.parametrize("by", ["the owner", "another 410"])
+async def test_a_webhook_that_was_enabled_again_is_not_disabled_for_a_410_to_an_earlier_request(
+    client: Client, worker: Worker, receiver: Receiver, rows: Connection, settings: Settings, by: str
+) -> None:
+    receiver.statuses = [410, 200]
+    hook = await subscribe(client, receiver.url)
+    url = f"/v1/webhooks/{hook['id']}"
+
+    async def disable_and_enable() -> None:
+        receiver.before_answer = None
+        if by == "the owner":
+            assert (await client.http.patch(url, json={"enabled": False})).is_success
+        else:
+            another = await connect(settings, "test")
+            try:
+                assert await disable(another, UUID(hook["id"]), "acme", receiver.url, None, "a test")
+            finally:
+                await another.close()
+        assert (await client.http.patch(url, json={"enabled": True})).is_success
+
+    receiver.before_answer = disable_and_enable
+    await client.start()
+    await receiver.hears_retries(2, rows)
+    (shown,) = (await client.http.get("/v1/webhooks")).json()["webhooks"]
+    assert (shown["enabled"], shown["disabled_because"]) == (True, None)
+
+
 async def ended_run(client: Client) -> str:
     run = await client.start()
     assert (await client.post(f"/v1/runs/{run}/cancel")).is_success
@@ -303,10 +330,10 @@ async def test_a_disabled_webhook_is_told_of_nothing_until_it_is_enabled_again(
     client: Client, receiver: Receiver, rows: Connection
 ) -> None:
     hook, other = await subscribe(client, receiver.url), await subscribe(client, receiver.url)
-    await disable(rows, UUID(hook["id"]), "rival", receiver.url, "it is not theirs")
+    await disable(rows, UUID(hook["id"]), "rival", receiver.url, None, "it is not theirs")
     first = await ended_run(client)
     assert sorted(await deliveries(rows)) == sorted([(first, hook["id"]), (first, other["id"])])
-    await disable(rows, UUID(hook["id"]), "acme", receiver.url, "a test")
+    await disable(rows, UUID(hook["id"]), "acme", receiver.url, None, "a test")
     found = {one["id"]: one for one in (await client.http.get("/v1/webhooks")).json()["webhooks"]}
     assert (found[hook["id"]]["enabled"], found[hook["id"]]["disabled_because"]) == (False, "a test")
     assert found[other["id"]]["enabled"]
@@ -324,7 +351,7 @@ async def test_who_settles_a_disabled_webhook_learns_since_when_it_is_disabled(
     hook = await subscribe(client, receiver.url)
     await rows.execute("UPDATE webhook SET created_at = created_at - interval '1 year'")
     before = await database_time(rows)
-    await disable(rows, UUID(hook["id"]), "acme", receiver.url, "a test")
+    await disable(rows, UUID(hook["id"]), "acme", receiver.url, None, "a test")
 
     key = await create_key(rows, tenant_id="acme", client_id="settler", scopes=("jobs:read", *SCOPES))
     async with client_of(str(client.http.base_url), key.text) as settler:
@@ -338,21 +365,60 @@ async def test_who_settles_a_disabled_webhook_learns_since_when_it_is_disabled(
         assert await since() == await rows.fetchval("SELECT created_at FROM webhook")
 
 
-@pytest.mark.parametrize("end", ["disabled", "deleted"])
-async def test_a_delivery_that_was_written_before_its_webhook_ended_is_not_sent(
-    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings, end: str
+async def test_a_delivery_that_was_written_before_its_webhook_was_deleted_is_not_sent(
+    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
 ) -> None:
     hook = await subscribe(client, receiver.url)
     await ended_run(client)
     assert len(await deliveries(rows)) == 1
-    if end == "disabled":
-        await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": False})
-    else:
-        await client.http.delete(f"/v1/webhooks/{hook['id']}")
+    await client.http.delete(f"/v1/webhooks/{hook['id']}")
     async with Worker(runs_settings), asyncio.timeout(60):
         while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "succeeded":
             await asyncio.sleep(0.02)
     assert receiver.heard == []
+
+
+async def test_a_delivery_waits_while_its_webhook_is_disabled_and_comes_once_it_is_enabled(
+    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
+) -> None:
+    """It was dropped, and told as `succeeded`: the owner could not know which messages to send again."""
+    hook = await subscribe(client, receiver.url)
+    await ended_run(client)
+    assert len(await deliveries(rows)) == 1
+    url = f"/v1/webhooks/{hook['id']}"
+    await client.http.patch(url, json={"enabled": False})
+    async with Worker(runs_settings), asyncio.timeout(60):
+        while (await rows.fetchval("SELECT code FROM failure")) is None:
+            await asyncio.sleep(0.02)
+        (waiting,) = (await client.http.get(f"{url}/deliveries")).json()["deliveries"]
+        assert (waiting["finished_at"], waiting["attempt"]) == (None, 1)
+        assert await rows.fetchval("SELECT code FROM failure") == "webhook_disabled"
+        assert receiver.heard == []
+        await client.http.patch(url, json={"enabled": True})
+        await receiver.hears_retries(1, rows)
+        while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "succeeded":
+            await asyncio.sleep(0.02)
+    assert len(receiver.heard) == 1
+
+
+async def test_a_delivery_whose_webhook_stays_disabled_fails_in_the_end_and_is_a_dead_letter(
+    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
+) -> None:
+    """After all of its tries, so after days."""
+    hook = await subscribe(client, receiver.url)
+    await ended_run(client)
+    assert len(await deliveries(rows)) == 1
+    url = f"/v1/webhooks/{hook['id']}"
+    await client.http.patch(url, json={"enabled": False})
+    await rows.execute("UPDATE task SET errors = max_attempts - 1 WHERE step = 'deliver'")
+    async with Worker(runs_settings), asyncio.timeout(60):
+        while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "failed":
+            await asyncio.sleep(0.02)
+        (failed,) = (await client.http.get(f"{url}/deliveries")).json()["deliveries"]
+        assert failed["error"]["code"] == "webhook_disabled"
+        await client.http.patch(url, json={"enabled": True})
+        assert (await client.http.post(f"{url}/deliveries/{failed['id']}/redeliver")).status_code == 202
+        await receiver.hears(1)
 
 
 @dataclass
@@ -428,8 +494,7 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
         await attempt.deliver()
 
     attempt.params = Delivery(webhook_id=uuid4(), event={})
-    gone = {"delivered": False, "because": "the webhook is deleted or disabled"}
-    assert await attempt.deliver() == gone
+    assert await attempt.deliver() == {"delivered": False, "because": "the webhook is deleted"}
 
 
 async def test_a_tenant_with_silent_name_servers_takes_no_more_threads_than_deliveries(

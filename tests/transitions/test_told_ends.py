@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -228,15 +229,24 @@ async def test_a_new_webhook_watches_unfinished_jobs_but_for_the_platforms_own(r
     assert await untold(other) == watched, "a job that has ended meanwhile had no webhook that watched it"
 
 
-@pytest.mark.parametrize("other", [{"webhook_id": uuid4()}, {"tenant_id": "rival"}, {"url": "http://new.example"}])
-async def test_only_the_webhook_with_this_url_is_disabled(rows: Rows, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"webhook_id": uuid4()},
+        {"tenant_id": "rival"},
+        {"url": "http://new.example"},
+        {"disabled_at": datetime(2026, 1, 1, tzinfo=UTC)},
+    ],
+)
+async def test_only_the_webhook_as_it_was_read_is_disabled(rows: Rows, other: dict[str, Any]) -> None:
     hook, beside = await subscribed(rows), await subscribed(rows)
     of_hook = "SELECT * FROM webhook ORDER BY id"
     before = await rows.connection.fetch(of_hook)
-    names: dict[str, Any] = {"webhook_id": hook, "tenant_id": "t", "url": "http://a.example"}
+    names: dict[str, Any] = {"webhook_id": hook, "tenant_id": "t", "url": "http://a.example", "disabled_at": None}
     assert not await webhooks.disable(rows.connection, **(names | other), reason="it is gone")
     assert await rows.connection.fetch(of_hook) == before
     assert await webhooks.disable(rows.connection, **names, reason="it is gone")
+    assert not await webhooks.disable(rows.connection, **names, reason="it is gone again")
     found = [await webhooks.find(rows.connection, one, "t") for one in (hook, beside)]
     assert [(row["id"], row["enabled"], row["disabled_because"]) for row in found] == [
         (hook, False, "it is gone"), (beside, True, None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import time
 from typing import Any
 
@@ -32,13 +32,14 @@ webhooks.opens(open_delivery_context)
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and
-    its webhook is disabled. After any other answer, even a redirect, the step is retried.
+    its webhook is disabled. After any other answer, even a redirect, the step is retried; so it is while the webhook is
+    disabled.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
     destination = await _find_destination(delivery_context, attempt, delivery)
     if destination is None:
-        return {"delivered": False, "because": "the webhook is deleted or disabled"}
+        return {"delivered": False, "because": "the webhook is deleted"}
     host = (shown_host(destination.url) or "").removesuffix(".")  # with a dot at the end it is the same host
     lookups: list[Future[Any]] = []
     with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host, lookups=lookups) as acquired:
@@ -55,17 +56,21 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """The address of a message, and the secrets: the message gets one signature for each secret."""
+    """The address of a message, and the secrets: the message gets one signature for each secret. `disabled_at`: when
+    the webhook was disabled last, and is enabled again; None: never, and for a callback.
+    """
 
     url: str
     sealed_secrets: Sequence[bytes]
+    disabled_at: datetime | None = None
 
 
 async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
     """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. None: the webhook is
-    deleted or disabled.
+    deleted, so nobody waits for the message. Raises Retryable `webhook_disabled`: whoever disabled the webhook may
+    enable it again.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
@@ -75,22 +80,30 @@ async def _find_destination(
             sealed_secrets = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
             return _Destination(delivery.url, sealed_secrets)
         row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
-    return _Destination(row["url"], row["secrets"]) if row is not None and row["enabled"] else None
+    if row is None:
+        return None
+    if not row["enabled"]:
+        raise Retryable("The webhook is disabled.", code="webhook_disabled")
+    return _Destination(row["url"], row["secrets"], row["disabled_at"])
 
 
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
     """The error after a 410, which means that the address must get no further message. This function also disables the
-    webhook. Exception: if the webhook's URL was changed during the request, the next attempt goes to the new URL.
+    webhook. Exception: if the webhook's URL was changed during the request, or the webhook was disabled (and perhaps
+    enabled again), this answer says nothing of the webhook as it is now, and the next attempt asks again.
     """
     if delivery.webhook_id is None:
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")
     reason = "its address answered 410 Gone"
     async with attempt.connection() as connection:
         was_disabled = await transitions.disable(
-            connection, delivery.webhook_id, attempt.tenant_id, destination.url, reason
+            connection, delivery.webhook_id, attempt.tenant_id, destination.url, destination.disabled_at, reason
         )
     if not was_disabled:
-        return Retryable("the webhook's old address answered 410 Gone", code="webhook_url_changed")
+        return Retryable(
+            "the address answered 410 Gone, and the webhook was changed or disabled during the request",
+            code="webhook_url_changed",
+        )
     return Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
 
