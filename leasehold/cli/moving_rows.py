@@ -178,13 +178,54 @@ def _move_prefix(tenant: str) -> str:
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
+# A worker that ends a step may go on with the job: the statement that settles the step also makes another task of the
+# job `running`. This trigger's function leaves that task without a lease, as if the worker had no room for it. The
+# settlement reads the row that the trigger returns, so it writes a hint in place of the claim. The trigger `postpones`
+# comes after this one, in the order of their names, and postpones the task.
+_LEAVE = """
+CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $body$
+BEGIN
+    NEW.status := 'pending';
+    NEW.started_at := NULL;
+    IF TG_OP = 'UPDATE' THEN
+        NEW.started_at := OLD.started_at;
+        IF OLD.status = 'waiting' THEN
+            NEW.status := 'waiting';
+        END IF;
+    END IF;
+    NEW.lease_owner := NULL;
+    NEW.lease_until := NULL;
+    NEW.epoch := NEW.epoch - 1;
+    NEW.attempt := NEW.attempt - 1;
+    RETURN NEW;
+END
+$body$
+"""
+# SQL: an UPDATE goes on with the task. A claim of a due task is left alone, because its worker runs the task: such
+# claims may still come before the due times are postponed. A claim changes no `blocked` task, and not the column
+# `news`.
+_GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
+
+
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further steps."""
+    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further steps: neither
+    due ones, nor those with which they would go on.
+    """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
+    leave = _leave_function(tenant)
     await _run_locking(
         connection,
         [
+            _LEAVE.format(name=leave),
+            (
+                f'CREATE OR REPLACE TRIGGER "{prefix}begins" BEFORE INSERT ON task FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal} AND NEW.status = 'running') EXECUTE FUNCTION {leave}()"
+            ),
+            (
+                f'CREATE OR REPLACE TRIGGER "{prefix}continues" BEFORE UPDATE ON task FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal} AND {_GOES_ON}) EXECUTE FUNCTION {leave}()"
+            ),
             (
                 f'CREATE OR REPLACE TRIGGER "{prefix}inserts" BEFORE INSERT ON job FOR EACH ROW'
                 f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
@@ -200,6 +241,11 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
         ],
     )
     await moves.postpone(connection, tenant)
+
+
+def _leave_function(tenant: str) -> str:
+    """SQL: the name of the function that leaves a task. Each move has its own, because the end of the move drops it."""
+    return f'"{_move_prefix(tenant)}leaves"'
 
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
@@ -235,6 +281,7 @@ async def release(connection: Connection, tenant: str) -> None:
         _move_prefix(tenant),
     ):
         await connection.execute(f'DROP TRIGGER "{row["name"]}" ON {row["on_table"]}')
+    await connection.execute(f"DROP FUNCTION IF EXISTS {_leave_function(tenant)}()")
     await moves.resume(connection, tenant)
 
 

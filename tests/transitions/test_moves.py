@@ -7,13 +7,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from leasehold.cli.moving_rows import hold_new_work, release
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import TaskState
-from leasehold.transitions import moves
-from tests.factories import SELDOM, Rows
+from leasehold.transitions import moves, settlements
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Settled, Suspending
+from tests.factories import SELDOM, THREE, Rows, assert_history
 from tests.transitions.test_matrix import put_into
 from tests.transitions.test_runs_beside_others import create, new_run, pipeline
+from tests.transitions.test_workflows import children, step, suspended
 
 A_THOUSAND_YEARS = timedelta(hours=8_766_000)
 SOON = datetime.now(UTC) + timedelta(hours=1)
@@ -107,3 +112,73 @@ async def test_a_tenant_stays_until_its_own_rows_are_copied_out_of_the_cell(rows
         [*stages, "never moved"],
     )
     assert [row["tenant"] for row in stay] == ["drains", "came", "never moved"]
+
+
+async def running_before_what_follows(rows: Rows, what: str) -> Claimed | Suspending:
+    """A step, or a workflow that suspends, after which its worker would go on with another step of the job."""
+    if what == "the next step":
+        return await rows.leased(THREE)
+    if what == "the workflow":
+        await suspended(rows, step(1), ends=1)
+        (child,) = await children(rows)
+        return child
+    call = step(1)
+    return Suspending((await rows.leased()).lease, (call,), 0, 1, step_to_claim=call.child)
+
+
+async def settle(rows: Rows, what: Claimed | Suspending) -> Settled:
+    if isinstance(what, Suspending):
+        return await settlements.suspend(rows.connection, [what], rows.terms)
+    return await settlements.complete(rows.connection, [Completion(what.lease, claim_next=True)], rows.terms)
+
+
+@pytest.mark.parametrize("what", ["the next step", "the workflow", "the step of a workflow"])
+async def test_a_worker_does_not_go_on_with_a_job_of_a_tenant_that_moves(rows: Rows, what: str) -> None:
+    """Else the steps of a workflow in a loop would follow one another, and the move would never end."""
+    ending = await running_before_what_follows(rows, what)
+    await hold_new_work(rows.connection, "t")
+    settled = await settle(rows, ending)
+    assert settled.next_steps == {}
+    (hint,) = settled.announcements
+    left = await rows.task(hint.hint.task_id)
+    is_workflow = what == "the workflow"
+    claims_before = int(is_workflow)
+    assert (left["status"], left["lease_owner"], left["lease_until"], left["epoch"], left["attempt"]) == (
+        "waiting" if is_workflow else "pending", None, None, claims_before, 0,
+    )  # fmt: skip
+    assert (left["started_at"] is not None) == is_workflow
+    assert left["available_at"].year > 2900
+    assert await rows.claim_all() == []
+    await assert_history(rows, left["job_id"])
+    async with rows.connection.transaction():
+        await release(rows.connection, "t")
+    assert await rows.connection.fetchval("SELECT count(*) FROM pg_proc WHERE starts_with(proname, 'moving_')") == 0
+    (claimed,) = await rows.claim_all()
+    assert (claimed.lease.task_id, claimed.lease.epoch, claimed.lease.attempt) == (left["id"], claims_before + 1, 1)
+    settled = await settle(rows, await running_before_what_follows(rows, what))
+    assert len(settled.next_steps) == 1, "the move is undone"
+    await assert_history(rows, left["job_id"])
+
+
+@pytest.mark.parametrize("what", ["the next step", "the workflow", "the step of a workflow"])
+async def test_a_worker_goes_on_with_a_job_of_another_tenant(rows: Rows, what: str) -> None:
+    await hold_new_work(rows.connection, "u")
+    settled = await settle(rows, await running_before_what_follows(rows, what))
+    assert len(settled.next_steps) == 1
+
+
+async def test_a_claim_in_the_moment_before_the_due_times_are_postponed_is_one(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that gets it runs the task."""
+
+    async def not_yet(*_: Any) -> None: ...
+
+    monkeypatch.setattr(moves, "postpone", not_yet)
+    workflow = await suspended(rows, delay=0.0)
+    await rows.submit()
+    await hold_new_work(rows.connection, "t")
+    claimed = await rows.claim_all()
+    assert len(claimed) == 2
+    assert {(await rows.task(one.lease.task_id))["status"] for one in claimed} == {"running"}
+    assert workflow.lease.task_id in {one.lease.task_id for one in claimed}
