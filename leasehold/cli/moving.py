@@ -58,6 +58,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.sentences import counted
 from leasehold.limits.uploads import remove_below
 from leasehold.runtime.gather import gather_or_cancel
+from leasehold.schedules import declared
 from leasehold.security.cells import parse
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings, as_variables
@@ -407,8 +408,8 @@ async def abort(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """Delete this cell's rows and objects of a tenant that has moved. After an interruption, a second call continues.
-    Raises NotFound without a move. Raises Conflict before the move's end, and while clients may still upload to this
-    cell.
+    Raises NotFound without a move. Raises Conflict before the move's end, while clients may still upload to this cell,
+    and while its workers write schedules of the tenant.
     """
     async with _open_cells(settings, other_settings, move) as cells:
         objects = 0
@@ -427,6 +428,7 @@ async def _clean_source(cells: _Cells, move: Move) -> int:
     if row["stage"] != "moved" or not await _is_live(cells, move):
         raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
     await _refuse_open_uploads(cells, move)
+    await _refuse_written_schedules(cells, move)
     objects = await _copy_late_uploads(cells, move)
     if not cells.shares_store:
         await _delete_objects(cells, cells.source_store, move)
@@ -549,6 +551,21 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
             "uploads_open",
             f"Clients may still send {uploads} of {move.tenant} to cell {cells.source_name}:"
             f" run the command again after {row['last_until']:%H:%M:%S} UTC.",
+        )
+
+
+async def _refuse_written_schedules(cells: _Cells, move: Move) -> None:
+    """Raises Conflict `schedules_written` while a worker of this cell writes schedules of the tenant that its code
+    declares: it would write them again after their deletion, and each tick would fire in both cells.
+    """
+    apps = await declared.apps_with_writer(cells.source, move.tenant)
+    if apps:
+        word, verb = ("app", "declares") if len(apps) == 1 else ("apps", "declare")
+        raise Conflict(
+            "schedules_written",
+            f"Workers of cell {cells.source_name} write the schedules of {move.tenant} that the {word}"
+            f" {', '.join(apps)} {verb}. Give these workers the settings of cell {move.to}, or stop them, and run the"
+            f" command again. If they have died: after {max(apps.values()):%H:%M:%S} UTC.",
         )
 
 

@@ -9,6 +9,7 @@ code writes its own schedules again (`apps_to_take_over`), and leads the role th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
@@ -90,7 +91,28 @@ async def apps_to_take_over(connection: Connection, tenant_id: str, apps: Collec
 
 
 def _role(tenant_id: str, app: str) -> str:
-    return f"schedules of {tenant_id} {app}"
+    return f"{_role_prefix(tenant_id)}{app}"
+
+
+def _role_prefix(tenant_id: str) -> str:
+    return f"schedules of {tenant_id} "  # a tenant's name has no space
+
+
+_WRITTEN_APPS = """
+-- schedule_writers
+SELECT substr(l.role, length($1) + 1) AS app, l.until FROM leadership l
+WHERE starts_with(l.role, $1) AND l.until >= clock_timestamp()
+  AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = l.owner AND w.draining)
+ORDER BY 1
+"""
+
+
+async def apps_with_writer(connection: Connection, tenant_id: str) -> dict[str, datetime]:
+    """The apps whose schedules a worker of this installation writes for the tenant. By app: until when that counts, if
+    the worker is dead.
+    """
+    rows = await connection.fetch(_WRITTEN_APPS, _role_prefix(tenant_id))
+    return {row["app"]: row["until"] for row in rows}
 
 
 async def reconcile_apps(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -331,6 +331,28 @@ async def test_a_clean_that_is_killed_between_its_commits_goes_on(two: Two, tmp_
     assert await rows_of_moves(two) == [None, None]
     with pytest.raises(NotFound, match="does not move"):
         await clean(settings_of(two.a), settings_of(two.b), MOVE)
+
+
+async def test_nothing_is_cleaned_while_a_worker_here_writes_the_schedules_of_the_tenants_code(two: Two) -> None:
+    """It would write them again after that, and each tick would fire in both cells."""
+    await submit(two.a.running.url, await two.a.key())
+    await moved(two)
+    lead = "INSERT INTO leadership (role, owner, until) VALUES ($1, gen_random_uuid(), clock_timestamp() + $2)"
+    minute = timedelta(minutes=1)
+    async with rows_of(two.a) as rows:
+        await rows.execute(lead, "schedules of acme gone", -minute)
+        await rows.execute(lead, "schedules of acm e", minute)
+        await rows.execute(lead, "schedules of acme2 shop", minute)
+        await rows.execute(lead, "schedules of acme shop", minute)
+        with pytest.raises(Conflict, match=r"schedules of acme that the app shop declares") as refused:
+            await clean(settings_of(two.a), settings_of(two.b), MOVE)
+        assert refused.value.code == "schedules_written"
+        assert (await numbers(two.a))["job"] == 1
+        await rows.execute(  # the worker drains
+            "INSERT INTO worker (id, host, pid, version, queues, present, draining)"
+            " SELECT owner, 'h', 1, 'v', '{}', true, true FROM leadership WHERE role = 'schedules of acme shop'"
+        )
+    assert (await clean(settings_of(two.a), settings_of(two.b), MOVE))["stage"] == "cleaned"
 
 
 async def rows_of_moves(two: Two) -> list[str | None]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 import asyncpg
+import orjson
 import pytest
 
 from leasehold import App
@@ -816,6 +818,43 @@ async def test_a_worker_writes_its_schedules_again_when_their_last_writer_is_gon
     monkeypatch.setattr("leasehold.schedules.declared.apps_to_take_over", apps_to_take_over)
     await turn_of(duties, "schedules")
     assert await rows.connection.fetchval(owner) == (started if writes else ended)
+
+
+@pytest.mark.parametrize("own", ["a", ""])
+async def test_a_worker_writes_no_schedules_of_a_tenant_that_lives_in_another_cell(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows, tmp_path: Path, own: str
+) -> None:
+    """Else each tick would fire in both cells, once the tenant has moved and its rows here are deleted. An installation
+    without cells has no map, and a map that cannot be read says nothing: the worker's duties go on.
+    """
+    app = App("shop")
+
+    @app.cron("@yearly")
+    async def tidy() -> None: ...
+
+    path = tmp_path / "cells.json"
+    cells = {name: f"https://{name}.example" for name in "ab"}
+    path.write_bytes(orjson.dumps({"cells": cells, "tenants": {"default": "b"}}))
+    store, templates = ObjectStore.from_settings(settings), Templates(app.pipelines())
+    count = "SELECT count(*) FROM schedule"
+
+    def duties_of(file: str) -> Duties:
+        in_cell = settings.model_copy(update={"cell": own, "cells_file": file})
+        registration = Registration(new_id(), ["default"])
+        return Duties(in_cell, registration, pool, store, announcer, templates, None, (), list[Hint]().extend)
+
+    duties = duties_of(str(path))
+    for _ in range(2):
+        await turn_of(duties, "schedules")
+    assert await rows.connection.fetchval(count) == (0 if own else 1)
+    new = path.with_suffix(".new")
+    new.write_bytes(orjson.dumps({"cells": cells, "tenants": {"default": "a"}}))
+    new.replace(path)
+    await turn_of(duties, "schedules")  # it has moved here
+    assert await rows.connection.fetchval(count) == 1
+    await rows.connection.execute("DELETE FROM schedule")
+    await turn_of(duties_of(str(tmp_path / "missing.json")), "schedules")
+    assert await rows.connection.fetchval(count) == 1
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:

@@ -14,12 +14,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
 
+import structlog
+
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Hint
 from leasehold.db import audit, history, statistics
 from leasehold.db.database import Connection, Pool
 from leasehold.db.servers import check_takes_writes
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import BadSetting, DeclarationError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
@@ -31,6 +33,7 @@ from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
 from leasehold.schedules import declared
 from leasehold.schedules import firing as schedules
+from leasehold.security.cells import Cells
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency, external, jobs, quarantine, sweeps, unknown_tasks, webhooks, workers
@@ -39,6 +42,8 @@ from leasehold.transitions.workflows import children
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
+
+log = structlog.get_logger(__name__)
 
 #: Seconds between two searches for dead workers and a dead leader: other workers take over their tasks and duties
 #: within a second.
@@ -102,6 +107,8 @@ class Duties:
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
         self._declared_at = monotonic()
+        self._cells = _cells_of(settings)
+        self._is_elsewhere = False  # the tenant of the declared schedules lives in another cell
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)
@@ -271,6 +278,11 @@ class Duties:
         return 0.0 if has_more else None
 
     async def _write_declared_schedules(self, connection: Connection) -> None:
+        """Write the schedules of this worker's tenant, unless the map of cells places the tenant in another cell: there
+        the tenant's schedules fire.
+        """
+        if self._lives_elsewhere():
+            return
         tenant_id, worker = self._settings.tenant, self._registration.worker
         if self._unwritten_schedules:
             for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules, worker):
@@ -283,6 +295,23 @@ class Duties:
                 to_write = {app: all_schedules[app] for app in apps}
                 await declared.reconcile_apps(connection, tenant_id, to_write, worker, only_without_writer=True)
             self._declared_at = monotonic()
+
+    def _lives_elsewhere(self) -> bool:
+        """Whether the map of cells places this worker's tenant in another cell. The log gets a line when that begins,
+        if the worker's code declares schedules.
+        """
+        if self._cells is None:
+            return False
+        cell = self._cells.map.tenants.get(self._settings.tenant, self._cells.own)
+        was_elsewhere, self._is_elsewhere = self._is_elsewhere, cell != self._cells.own
+        if self._is_elsewhere and not was_elsewhere and self._templates.pipelines.schedules:
+            log.warning(
+                "the schedules that the code declares are not written: their tenant lives in another cell, so this "
+                "worker should have the settings of that cell",
+                tenant=self._settings.tenant,
+                cell=cell,
+            )
+        return self._is_elsewhere
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> float | None:
         """Write the deliveries (jobs of the pipeline `deliveries`) about jobs that have ended, and the `on_failure`
@@ -306,6 +335,19 @@ class Duties:
 
     async def _keep_event_days(self, connection: Connection) -> bool:
         return await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)
+
+
+def _cells_of(settings: Settings) -> Cells | None:
+    """The map of cells. None: there are no cells, or the map cannot be read. Then the worker writes its schedules as
+    without cells: to write none would stop those of tenants that live here.
+    """
+    if settings.cells_file is None:
+        return None
+    try:
+        return Cells.of(settings)
+    except BadSetting as error:
+        log.warning("the worker has no map of cells", error=str(error))
+        return None
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
