@@ -20,6 +20,7 @@ import pytest
 from asyncpg import Connection
 from pydantic import SecretStr
 
+from leasehold import App, Context
 from leasehold.cli import moving
 from leasehold.cli.moving import Move, abort, clean, move_tenant, state_of_move
 from leasehold.cli.moving_rows import _pipe, _snapshot
@@ -75,10 +76,11 @@ async def submit(url: str, key: str, **more: Any) -> str:
 
 
 @asynccontextmanager
-async def working(cell: Cell, path: Path) -> AsyncIterator[None]:
+async def working(cell: Cell, path: Path, pipelines: Pipelines | None = None) -> AsyncIterator[None]:
     changes = {"work_dir": str(path), "poll_seconds": 0.05, "amqp_queue_prefix": f"cell-{cell.name}-{path.name}"}
     await asyncio.to_thread(path.mkdir, exist_ok=True)
-    async with Worker(settings_of(cell).model_copy(update=changes), Pipelines.from_source(DEMONSTRATIONS)):
+    served = pipelines or Pipelines.from_source(DEMONSTRATIONS)
+    async with Worker(settings_of(cell).model_copy(update=changes), served):
         yield
 
 
@@ -496,6 +498,41 @@ async def test_a_move_waits_for_steps_that_run_and_says_so(two: Two) -> None:
         assert refused.value.code == "still_running"
         await rows.execute("UPDATE task SET status = 'pending', lease_owner = NULL, lease_until = NULL")
     assert (await moved(two))["stage"] == "moved"
+
+
+async def test_a_workflow_that_starts_step_after_step_moves_between_two_of_them(two: Two, tmp_path: Path) -> None:
+    """Its worker went on with the next step in the commit that ended the last one, so the drain never ended."""
+    app, stop = App("rounds"), tmp_path / "stop"
+
+    @app.task
+    async def has_stopped() -> bool:
+        return stop.exists()
+
+    @app.workflow
+    async def rounds(ctx: Context) -> str:
+        while not await ctx.run(has_stopped):
+            pass
+        return "ended"
+
+    await two.a.key()
+    app.use(settings_of(two.a).model_copy(update={"tenant": "acme"}))
+    try:
+        run = await asyncio.to_thread(rounds.submit)
+    finally:
+        await asyncio.to_thread(app.close)
+    count = "SELECT count(*) FROM task WHERE job_id = $1 AND status = 'succeeded'"
+    async with asyncio.timeout(SECONDS), working(two.a, tmp_path / "a", app.pipelines()), rows_of(two.a) as rows:
+        while await rows.fetchval(count, run.id) < 5:
+            await asyncio.sleep(0.05)
+        assert (await moved(two, Move("acme", "b", drain_seconds=20)))["stage"] == "moved"
+        in_a = await rows.fetchval(count, run.id)
+    async with asyncio.timeout(SECONDS), working(two.b, tmp_path / "b", app.pipelines()), rows_of(two.b) as rows:
+        while await rows.fetchval(count, run.id) < in_a + 5:
+            await asyncio.sleep(0.05)
+        stop.touch()
+        while (status := await rows.fetchval("SELECT status FROM job WHERE id = $1", run.id)) == "running":
+            await asyncio.sleep(0.05)
+    assert status == "succeeded"
 
 
 async def test_wrong_uses_are_refused_before_anything_changes(two: Two) -> None:
