@@ -49,7 +49,7 @@ class Handling:
         encoded = self._call_function(attempt.params, attempt)
         if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
             return Done(value=encoding.inline_value(encoded))
-        attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
+        attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE, own=True)
         return Done(value=encoding.stored_value())
 
     async def in_event_loop(self, attempt: Any) -> Done:
@@ -133,7 +133,7 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
     """The end of a leasehold.Attempt whose function returned this JSON. Stores a large result as an output first."""
     if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
         return Done(value=encoding.inline_value(encoded))
-    await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
+    await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE, own=True)
     return Done(value=encoding.stored_value())
 
 

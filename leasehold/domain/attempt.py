@@ -75,8 +75,12 @@ class Attempt(AttemptIdentity, Protocol):
     async def read(self, name: str) -> bytes:
         """Read an input of the job, or an output of a step that this step needs. Raises ObjectMissing."""
 
-    async def write(self, name: str, data: bytes, content_type: str) -> None:
-        """Store an output under a key that is the same in each attempt. Readers see it once the step is committed."""
+    async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
+        """Store an output under a key that is the same in each attempt. Readers see it once the step is committed.
+
+        `own`: no other step of the job replaces it. A template may have several steps with the same code, or with the
+        code of several pipelines: then the key has the step's name.
+        """
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
         """Store a file as `write` stores bytes. Memory stays flat, however large the file is."""

@@ -53,6 +53,11 @@ async def double(number: int) -> int:
 
 
 @app.task
+def triple(number: int) -> int:
+    return 3 * number
+
+
+@app.task
 async def large(size: int) -> str:
     return "x" * size
 

@@ -49,6 +49,21 @@ async def test_a_workflow_runs_its_steps_one_after_the_other(runs: Runs, worker_
     assert await runs.journal(run) == [("", 1, "run", "charge", "open"), ("", 2, "run", "receipt", "open")]
 
 
+async def test_large_results_of_the_steps_of_a_template_replace_each_other_not(runs: Runs, worker_of: Start) -> None:
+    """Each is an output `result.json`, of an async task or of a plain one."""
+    handlers = [task.runnable.handler for task in (shop.double, shop.triple, shop.triple)]
+    steps = [{"id": name, "worker_type": handler} for name, handler in zip("abc", handlers, strict=True)]
+    several = NewJob(Template.model_validate({"type": "several", "steps": steps}).pipeline(), "t", params={"number": 7})
+    await jobs.submit(runs.connection, [several])
+    worker = await worker_of(result_inline_bytes=0)
+    await runs.until(several.id, "j.status = 'succeeded'")
+    rows = await runs.connection.fetch("SELECT step, name, key, sha256 FROM output ORDER BY step")
+    assert [(row["step"], row["name"]) for row in rows] == [(step, "result.json") for step in "abc"]
+    stored = [await worker.parts.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=9) for row in rows]
+    assert stored == [b"14", b"21", b"21"]
+    assert len({row["key"] for row in rows}) == 3
+
+
 async def test_a_second_workflow_in_a_run_fails_and_takes_no_result_of_the_first(runs: Runs, worker_of: Start) -> None:
     """Of a template that names two workflows, whose run began before the API refused such templates."""
     handlers = [shop.doubles.runnable.handler, shop.fans.runnable.handler]

@@ -27,7 +27,7 @@ from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permane
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.domain.params import params_of_json
-from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import NAME, Pipeline, Step
 from leasehold.domain.sentences import with_article
 from leasehold.domain.storable import path_to_non_finite
 from leasehold.domain.verdicts import Done, FanOut, LeftToOthers, Snooze
@@ -166,17 +166,20 @@ class InlineAttempt:
                 return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
-    async def write(self, name: str, data: bytes, content_type: str) -> None:
-        await self._publish(name, data, content_type)
+    async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
+        # The steps that a workflow has started, and parts (their names have `#` or a point) have prefixes of their own.
+        is_shared = self.is_part and NAME.fullmatch(self._claimed.step) is not None
+        key_name = f"{self._claimed.step}/{name}" if own and is_shared else name
+        await self._publish(name, data, content_type, key_name)
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
-        await self._publish(name, path, content_type)
+        await self._publish(name, path, content_type, name)
 
-    async def _publish(self, name: str, source: bytes | Path, content_type: str) -> None:
+    async def _publish(self, name: str, source: bytes | Path, content_type: str, key_name: str) -> None:
         if not self._held.trusted():
             raise LeaseLost
         stored = await self._store.put(
-            output_key(self._claimed.output_prefix, name),
+            output_key(self._claimed.output_prefix, key_name),
             source,
             content_type=content_type,
             metadata=writer_of(self.lease),
