@@ -309,6 +309,18 @@ async def test_a_step_spreads_into_parts_and_goes_on_with_their_results(client: 
     assert step_of(said, "piece.4")["result"] == {"square": 16}
 
 
+async def test_several_steps_of_a_template_spread_into_the_same_part(client: Client, worker: Worker) -> None:
+    """Two at once, and one after them. The parts of all but the first have the name of their step, too."""
+    step = {"worker_type": "spread.gather", "needs": []}
+    steps = [step | {"id": "a"}, step | {"id": "b"}, step | {"id": "c", "needs": ["a", "b"]}]
+    assert (await client.post("/v1/templates", type="spreads", steps=steps)).status_code == 201
+    said = await client.until(await client.start("spreads", payload={"number": 5}), "succeeded", "failed")
+    assert {name: said["result"][name] for name in "abc"} == {name: {"sum": 30} for name in "abc"}, said["error"]
+    parts = {each["id"] for each in said["progress"]["steps"] if "." in each["id"]}
+    first = {f"piece.{number}" for number in range(5)}
+    assert parts in [first | {f"{name}.{part}" for name in names for part in first} for names in ("bc", "ac")]
+
+
 async def test_a_run_that_goes_on_from_a_step_that_spreads_joins_the_results_of_new_parts_alone(
     client: Client, worker: Worker, rows: Connection
 ) -> None:

@@ -214,6 +214,26 @@ async def fail(rows: Rows, claimed: claims.Claimed) -> None:
     await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", False, 0.0)])
 
 
+async def test_a_part_that_joins_parts_of_its_own_goes_on_with_its_own_prefix(rows: Rows) -> None:
+    """Also if the worker claims it with the end of its last part: it wrote over the outputs of the job."""
+    spreading = await rows.leased()
+    first, _ = await fan_out(rows, spreading, "part", 2)
+    (inner,) = await fan_out(rows, first, "inner", 1)
+    outcome = await settlements.complete(rows.connection, [Completion(inner.lease, claim_next=True)], rows.terms)
+    joining = outcome.next_steps[inner.lease.task_id]
+    assert (joining.step, joining.output_prefix) == (first.step, first.output_prefix)
+    assert joining.output_prefix == f"{spreading.output_prefix}/part.0"
+
+
+async def test_parts_of_two_parts_of_one_name_have_names_of_their_own(rows: Rows) -> None:
+    first, second = await fan_out(rows, await rows.leased(), "part", 2)
+    inner = [await fan_out(rows, part, "inner", 2) for part in (first, second)]
+    names = [[claimed.step for claimed in of] for of in inner]
+    assert names == [["inner.0", "inner.1"], ["part.1.inner.0", "part.1.inner.1"]]
+    prefixes = {claimed.output_prefix for of in inner for claimed in of}
+    assert len(prefixes) == 4
+
+
 async def failed_fan_out(rows: Rows) -> UUID:
     """A job whose step `b` has fanned out into `part.0` to `part.2`; `part.1` into `inner.0` and `inner.1`. Of these,
     `part.0` and `inner.0` have succeeded, `part.2` has not ended, and `inner.1` has failed.

@@ -457,8 +457,11 @@ class Runner:
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
         except asyncpg.UniqueViolationError:  # a task of the new parts exists already
-            refused = Permanent("spread_twice", "the step fanned out into parts a second time")
-            settlement, answer = await self._settle_refused(claimed, refused)
+            try:  # another step may just have fanned out into the same part: then the tasks get other names now
+                answer = await self._settlements.settle(settlement)
+            except asyncpg.UniqueViolationError:
+                refused = Permanent("spread_twice", "the step fanned out into parts a second time")
+                settlement, answer = await self._settle_refused(claimed, refused)
         outcome = _outcome(settlement, answer)
         if outcome == "lost":
             metrics.REFUSED.inc()

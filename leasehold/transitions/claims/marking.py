@@ -38,15 +38,21 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
     return ", ".join(f"{replacements[name]} AS {name}" if name in replacements else f"{alias}.{name}" for name in names)
 
 
-#: SQL: the parameters and the output prefix of the task `t`. A step that a workflow started (`contained`) has an
-#: argument and an output prefix of its own. The prefix has a point where the step's name has a `#`, because a `#` would
-#: need quoting in a URL. A part of a fan-out (its name ends in a point and its number) also has a prefix of its own.
-#: The reason: one handler names the outputs of all parts, so with one prefix the parts would overwrite each other's
-#: outputs.
+def output_prefix(job: str) -> str:
+    """SQL: the output prefix of the task `t`. `job`: the alias that has the prefix of its job. A step that a workflow
+    started (`contained`) has a prefix of its own, with a point where the step's name has a `#`, because a `#` would
+    need quoting in a URL. A part of a fan-out (its name ends in a point and its number) also has a prefix of its own.
+    The reason: one handler names the outputs of all parts, so with one prefix the parts would overwrite each other's
+    outputs.
+    """
+    return f"""CASE WHEN t.contained OR strpos(t.step, '.') > 0
+                     THEN {job}.output_prefix || '/' || replace(t.step, '#', '.')
+                   ELSE {job}.output_prefix END"""
+
+
+#: SQL: the parameters of the task `t`. A step that a workflow started has an argument of its own.
 _PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
-_OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
-                     THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
-                   ELSE job_tasks.output_prefix END"""
+_OUTPUT_PREFIX = output_prefix("job_tasks")
 
 
 def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'") -> str:

@@ -13,6 +13,7 @@ from uuid import UUID
 from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
+from leasehold.transitions.claims.marking import output_prefix
 from leasehold.transitions.settlements.guard import (
     GUARD,
     LEASES_OF_JOBS,
@@ -201,8 +202,8 @@ COMPLETE = f"""-- complete
     FROM dependents dep
     WHERE c.id = dep.child AND {unindexed("c.finished_at IS NULL")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, c.journaled, dep.trace, dep.seq,
-              dep.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, c.journaled, c.contained,
+              dep.trace, dep.seq, dep.place
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM updated_dependents f
@@ -227,7 +228,8 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes,
     'was', CASE WHEN t.journaled THEN 'waiting' ELSE 'blocked' END, 'waited', 0,
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
-    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
+    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs,
+    'output_prefix', {output_prefix("j")},
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
     'cancelling', false, 'is_last', t.unblocks = '{{}}')
 FROM claimed_steps t JOIN job j ON j.id = t.job_id

@@ -13,15 +13,23 @@ from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_colu
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
-# $1 owners, $2 task ids and $3 epochs of the leases. $4 the parts as JSON records {parent, id, step, number, queue,
-# max_attempts, handler, value}. $5 outputs. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held`
-# (those that are still valid). `settled` is also true if an earlier try, whose answer was lost, has blocked the task.
+# $1 owners, $2 task ids and $3 epochs of the leases. $4 the parts as JSON records {parent, id, part, number, queue,
+# max_attempts, handler, value}. A part's task is named `part.number`. If another step of the job has fanned out into
+# parts of that name, the parent's name comes first: `step.part.number`. $5 outputs. HELD_IN_LIVE_JOB gives
+# `lease_batch` (the leases of this call) and `held` (those that are still valid). `settled` is also true if an earlier
+# try, whose answer was lost, has blocked the task.
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
-    SELECT p.*, held.nth AS place FROM jsonb_to_recordset($4::jsonb) AS p(
-        parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
-    JOIN held ON held.id = p.parent
+    SELECT p.*, held.nth AS place,
+           CASE WHEN EXISTS (
+               SELECT 1 FROM task o JOIN item i ON i.task_id = o.id
+               WHERE o.job_id = t.job_id AND o.step = p.part || '.0' AND i.parent_id <> p.parent
+           ) AND NOT EXISTS (SELECT 1 FROM item i WHERE i.parent_id = p.parent) THEN t.step || '.' ELSE '' END
+           || p.part || '.' || p.number AS step
+    FROM jsonb_to_recordset($4::jsonb) AS p(
+        parent uuid, id uuid, part text, number int, queue text, max_attempts smallint, handler text, value jsonb)
+    JOIN held ON held.id = p.parent JOIN task t ON t.id = held.id
 ), parent AS (
     -- Writes only tasks that pass the guard (guard.py): the step waits for its parts, and the attempt does not count.
     UPDATE task t
@@ -76,6 +84,8 @@ async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Set
     kept.
 
     Raises asyncpg.UniqueViolationError if the step has fanned out before, because tasks with its parts' names exist.
+    Also raises it if another step has just fanned out into the same part: then repeat the call, which gives the tasks
+    other names.
     """
     return await settle_twice(partial(_fan_out, connection), fan_outs, attrgetter("lease"))
 
@@ -85,7 +95,7 @@ async def _fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Se
         {
             "parent": fanning_out.lease.task_id,
             "id": new_id(),
-            "step": f"{part.step}.{number}",
+            "part": part.step,
             "number": number,
             "queue": part.queue,
             "max_attempts": part.max_attempts,

@@ -85,8 +85,8 @@ WITH lease_batch AS MATERIALIZED (
     FROM dependents dep
     WHERE c.id = dep.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, c.journaled, dep.trace, dep.seq,
-              dep.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, c.journaled, c.contained,
+              dep.trace, dep.seq, dep.place
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM updated_dependents f
@@ -164,7 +164,10 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes,
     'was', CASE WHEN t.journaled THEN 'waiting' ELSE 'blocked' END, 'waited', 0,
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
-    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
+    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs,
+    'output_prefix', CASE WHEN t.contained OR strpos(t.step, '.') > 0
+                     THEN j.output_prefix || '/' || replace(t.step, '#', '.')
+                   ELSE j.output_prefix END,
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
     'cancelling', false, 'is_last', t.unblocks = '{}')
 FROM claimed_steps t JOIN job j ON j.id = t.job_id

@@ -31,9 +31,15 @@ WITH lease_batch AS MATERIALIZED (
     FOR UPDATE OF t
 ), parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
-    SELECT p.*, held.nth AS place FROM jsonb_to_recordset($4::jsonb) AS p(
-        parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
-    JOIN held ON held.id = p.parent
+    SELECT p.*, held.nth AS place,
+           CASE WHEN EXISTS (
+               SELECT 1 FROM task o JOIN item i ON i.task_id = o.id
+               WHERE o.job_id = t.job_id AND o.step = p.part || '.0' AND i.parent_id <> p.parent
+           ) AND NOT EXISTS (SELECT 1 FROM item i WHERE i.parent_id = p.parent) THEN t.step || '.' ELSE '' END
+           || p.part || '.' || p.number AS step
+    FROM jsonb_to_recordset($4::jsonb) AS p(
+        parent uuid, id uuid, part text, number int, queue text, max_attempts smallint, handler text, value jsonb)
+    JOIN held ON held.id = p.parent JOIN task t ON t.id = held.id
 ), parent AS (
     -- Writes only tasks that pass the guard (guard.py): the step waits for its parts, and the attempt does not count.
     UPDATE task t
