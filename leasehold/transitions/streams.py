@@ -21,6 +21,7 @@ from leasehold.transitions.numbering import insert_numbered
 class StreamChunk:
     """A row of `job_stream`: successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first
     chunk's number among those of its attempt, from 1. `restarts`: the chunks of earlier attempts of the step are void.
+    If it is False, they are void all the same if an attempt has failed since the last chunk.
     """
 
     lease: Lease
@@ -32,12 +33,20 @@ class StreamChunk:
 # This statement has the form of APPEND_LOG, and logs.py gives the reasons: the commit does not wait for the disk, and
 # `insert_numbered` numbers the chunks. The difference: this statement writes a row only while its attempt has the
 # lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
+#
+# An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row: a snooze
+# takes the number of its attempt back, so the number is then higher than that of the row. All rows of one attempt have
+# the same `restarts`.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
-    SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.restarts, c.nth,
+    SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.nth,
+           CASE WHEN c.restarts OR c.epoch = 1 THEN c.restarts
+                ELSE coalesce((SELECT CASE WHEN s.epoch = c.epoch THEN s.restarts ELSE s.attempt < t.attempt END
+                               FROM job_stream s WHERE s.task_id = c.id ORDER BY s.epoch DESC, s.first DESC LIMIT 1),
+                              false) END AS restarts,
            sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
     FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])

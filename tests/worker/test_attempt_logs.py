@@ -19,6 +19,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.transitions import jobs, logs, settlements, streams, sweeps
 from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.settlements import Failure, Snoozing
 from leasehold.transitions.streams import StreamChunk
 from leasehold.worker.attempts.log_and_stream import LogAndStreamWriters
 from leasehold.worker.worker import Worker
@@ -357,6 +358,26 @@ async def test_children_emit_also_those_that_began_early(worker: Worker, rows: R
         ("first", "from a child"),
         ("second", ["from another"]),
     ]
+
+
+async def test_a_snooze_does_not_hide_that_an_attempt_before_it_has_failed(rows: Rows) -> None:
+    """It emitted nothing: the next attempt went on with the stream of the failed one."""
+    claimed = await rows.leased()
+    chunk = StreamChunk(claimed.lease, 1, [b'{"chunk":1}'], restarts=False)
+    await streams.append(rows.connection, [chunk])
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", True, 0.0)])
+    (claimed,) = await rows.claim_all()
+    for _ in range(3):
+        await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 0.0)])
+        (claimed,) = await rows.claim_all()
+        assert claimed.previous_state == "waiting"
+        if claimed.lease.epoch > 3:  # the attempt of epoch 3 snoozes without a chunk, too
+            for first in (1, 2):
+                await streams.append(rows.connection, [replace(chunk, lease=claimed.lease, first=first)])
+    stored = await rows.connection.fetch("SELECT epoch, first, restarts FROM job_stream ORDER BY last")
+    assert [tuple(row) for row in stored] == [
+        (1, 1, False), (4, 1, True), (4, 2, True), (5, 1, False), (5, 2, False),
+    ]  # fmt: skip
 
 
 async def test_an_attempt_without_its_lease_emits_nothing(rows: Rows) -> None:

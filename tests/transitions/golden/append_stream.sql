@@ -2,7 +2,11 @@
 WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true) AS setting
 ), chunk AS MATERIALIZED (
-    SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.restarts, c.nth,
+    SELECT t.job_id, t.tenant_id, t.id, t.step, c.epoch, t.attempt, c.first, c.n, c.chunks, c.nth,
+           CASE WHEN c.restarts OR c.epoch = 1 THEN c.restarts
+                ELSE coalesce((SELECT CASE WHEN s.epoch = c.epoch THEN s.restarts ELSE s.attempt < t.attempt END
+                               FROM job_stream s WHERE s.task_id = c.id ORDER BY s.epoch DESC, s.first DESC LIMIT 1),
+                              false) END AS restarts,
            sum(c.n) OVER (PARTITION BY t.job_id ORDER BY c.nth) AS running_total, asynchronous.setting
     FROM asynchronous
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])
