@@ -70,10 +70,9 @@ def exits_contained() -> Iterator[None]:
     ends the loop.
     """
     loop = asyncio.get_running_loop()
-    factory = loop.get_task_factory()
-    if not isinstance(factory, _TaskFactory):
-        factory = _TaskFactory(factory)
-        loop.set_task_factory(factory)
+    current: Any = loop.get_task_factory()
+    factory = current if isinstance(current, _TaskFactory) else _TaskFactory(current)
+    loop.set_task_factory(factory)
     factory.users += 1
     try:
         yield

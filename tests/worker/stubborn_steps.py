@@ -14,11 +14,13 @@ from leasehold.domain.registry import Pipelines
 stubborn = Pipeline(
     "stubborn",
     module="tests.worker.stubborn_steps",
-    steps=[Step("first")],
+    steps=[Step("first", retry_ladder=(timedelta(milliseconds=1),))],
     terms=RunTerms(grace=timedelta(0)),
 )
 #: The attempts whose handlers run, with the tasks that run them.
 begun: list[tuple[Attempt, asyncio.Task[Any]]] = []
+#: Those of them that have a connection of the worker's pool.
+connected: list[Attempt] = []
 
 
 def pipelines() -> Pipelines:
@@ -32,6 +34,7 @@ async def first(attempt: Attempt) -> None:
     begun.append((attempt, task))
     attempt.log.warning("the stubborn handler has begun")
     async with attempt.connection():
+        connected.append(attempt)
         while begun:
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
@@ -41,5 +44,6 @@ def let_go() -> None:
     """Let the handlers end."""
     tasks = [task for _, task in begun]
     begun.clear()
+    connected.clear()
     for task in tasks:
         task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -63,6 +64,19 @@ async def test_a_worker_is_listed_with_what_it_serves_until_its_end(
     assert await row(rows, bystander) == untouched
     known = await rows.connection.fetch("SELECT name FROM known_handler ORDER BY name")
     assert [one["name"] for one in known] == ["one.a", "two.c"]  # when their code was last there can still be said
+
+
+async def test_a_worker_ends_although_all_connections_of_its_pool_are_taken(
+    rows: Rows, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row stays, and the sweeper deletes it."""
+    monkeypatch.setattr(leases_registration, "_CONNECTION_SECONDS", 0.05)
+    worker = uuid4()
+    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
+        async with registered(pool, Registration(worker, ["default"])):
+            for _ in range(2):
+                await stack.enter_async_context(pool.acquire())
+    assert await row(rows, worker)
 
 
 async def test_a_worker_that_drains_drains_in_the_row_that_it_writes_anew(rows: Rows, pool: Pool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import LeaseLost
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
@@ -169,19 +170,28 @@ async def test_what_a_handler_that_was_given_up_raises_later_is_forgotten(monkey
     assert not attempt.runner._given_up
 
 
-async def test_a_worker_drains_and_closes_and_the_task_is_due_elsewhere(
+def stubborn_worker(settings: Settings, tmp_path: Path) -> Worker:
+    changes: dict[str, Any] = {"poll_seconds": 0.1, "work_dir": str(tmp_path), "drain_seconds": 0.0}
+    return Worker(settings.model_copy(update=changes), stubborn_steps.pipelines())
+
+
+async def until_connected(count: int) -> None:
+    """Wait until so many attempts have got a connection of the worker's pool."""
+    async with asyncio.timeout(SECONDS):
+        while len(stubborn_steps.connected) < count:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_drains_and_closes_and_the_tasks_are_due_elsewhere(
     settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if its handlers have taken all connections of its pool."""
     monkeypatch.setattr(parts, "_CLOSE_SECONDS", 0.05)
-    changes: dict[str, Any] = {"poll_seconds": 0.1, "work_dir": str(tmp_path), "drain_seconds": 0.0}
-    worker = Worker(settings.model_copy(update=changes), stubborn_steps.pipelines())
+    worker = stubborn_worker(settings, tmp_path)
     await worker.__aenter__()
-    new = jobs.NewJob(stubborn_steps.stubborn, "t")
-    await jobs.submit(rows.connection, [new])
-    async with asyncio.timeout(SECONDS):
-        while not stubborn_steps.begun:
-            await asyncio.sleep(0.02)
-    attempt, _ = stubborn_steps.begun[0]
+    count = pool_of_worker(settings)
+    await jobs.submit(rows.connection, [jobs.NewJob(stubborn_steps.stubborn, "t") for _ in range(count)])
+    await until_connected(count)
 
     async def end() -> None:
         await worker.drain()
@@ -189,10 +199,31 @@ async def test_a_worker_drains_and_closes_and_the_task_is_due_elsewhere(
 
     ending = asyncio.create_task(end())
     has_ended, _ = await asyncio.wait({ending}, timeout=SECONDS)
-    with pytest.raises(LeaseLost):
-        attempt.checkpoint()
+    for attempt, _ in stubborn_steps.begun:
+        with pytest.raises(LeaseLost):
+            attempt.checkpoint()
     stubborn_steps.let_go()
     await ending
     assert has_ended
-    row = await rows.connection.fetchrow("SELECT status, attempt, losses FROM task WHERE job_id = $1", new.id)
-    assert tuple(row or ()) == ("pending", 0, 0)
+    tasks = await rows.connection.fetch("SELECT status, attempt, losses FROM task")
+    assert [tuple(row) for row in tasks] == [("pending", 0, 0)] * count
+    assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
+
+
+async def test_a_handler_that_was_given_up_loses_its_connection_and_gets_no_other(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    """A few such handlers would leave the worker no connection, to find due tasks with, for example."""
+    count = pool_of_worker(settings)
+    async with stubborn_worker(settings, tmp_path) as worker:
+        await jobs.submit(rows.connection, [jobs.NewJob(stubborn_steps.stubborn, "t") for _ in range(count)])
+        await until_connected(count)
+        stubborn = list(stubborn_steps.begun)
+        for work in list(worker.parts.runner._running):
+            work.stop()
+        await until_connected(2 * count)  # polls have found them again, and they have as many connections
+        assert all(not task.done() for _, task in stubborn)
+        for attempt, _ in stubborn:
+            with pytest.raises(LeaseLost):
+                await attempt.value("none")
+        stubborn_steps.let_go()

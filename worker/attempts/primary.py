@@ -25,14 +25,17 @@ _Answer = TypeVar("_Answer")
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
     """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost if no
-    server takes writes before the lease stops being trusted.
+    server takes writes before the lease stops being trusted, and for a handler that was given up. If the handler is
+    given up in the block, the connection is cut.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
+        held.check_may_borrow()  # before the wait for a connection, too
         acquired = await pool.acquire()
         try:
             check_takes_writes(acquired)
-        except asyncpg.ReadOnlySQLTransactionError:
+            held.borrow(acquired)
+        except (asyncpg.ReadOnlySQLTransactionError, LeaseLost):
             await pool.release(acquired)
             raise
         return acquired
@@ -41,6 +44,7 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
     try:
         yield connection
     finally:
+        held.give_back(connection)
         await pool.release(connection)
 
 

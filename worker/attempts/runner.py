@@ -258,16 +258,19 @@ class Runner:
         finally:
             del self._running[work]
             if not work.task.done():
-                self._give_up(work.task, claimed)
+                self._give_up(work.task, claimed, held)
 
-    def _give_up(self, task: asyncio.Task[Settlement], claimed: Claimed) -> None:
-        """End an attempt whose handler has not stopped in time. The handler runs on, but its result is dropped."""
+    def _give_up(self, task: asyncio.Task[Settlement], claimed: Claimed, held: HeldLease) -> None:
+        """End an attempt whose handler has not stopped in time. The handler runs on, but its result is dropped, and its
+        connections of the pool are cut.
+        """
         log.warning(
             "a handler did not stop when its attempt was cancelled, and runs on without it: a handler must raise "
             "CancelledError again when it has caught it",
             handler=_handler_of(claimed),
             seconds=_seconds_to_stop(claimed),
         )
+        held.give_up()
         self._given_up.add(task)  # the event loop itself has only weak references to tasks
         task.add_done_callback(self._forget)
 

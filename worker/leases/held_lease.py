@@ -6,8 +6,13 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TYPE_CHECKING
 
+from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
+
+if TYPE_CHECKING:
+    from leasehold.db.database import Connection
 
 
 @dataclass(slots=True)
@@ -33,6 +38,8 @@ class HeldLease:
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.
     confirmed: Callable[[], bool] = field(default=lambda: True)
+    _borrowed: set[Connection] = field(default_factory=set, init=False)
+    _given_up: bool = field(default=False, init=False)
     _stop: Callable[[], object] | None = field(default=None, init=False)
     _on_cancel: Callable[[], object] | None = field(default=None, init=False)
 
@@ -61,3 +68,28 @@ class HeldLease:
     def trusted(self) -> bool:
         """Whether the attempt may still write outputs: the lease has not expired, and is not known to be lost."""
         return not self.lost and monotonic() < self.trusted_until
+
+    # --- connections of the pool; only the main loop calls these
+
+    def check_may_borrow(self) -> None:
+        """Raises LeaseLost if the attempt's handler was given up."""
+        if self._given_up:
+            raise LeaseLost
+
+    def borrow(self, connection: Connection) -> None:
+        """Record that the attempt has this connection. Raises LeaseLost as `check_may_borrow` does."""
+        self.check_may_borrow()
+        self._borrowed.add(connection)
+
+    def give_back(self, connection: Connection) -> None:
+        """The attempt returns this connection to the pool."""
+        self._borrowed.discard(connection)
+
+    def give_up(self) -> None:
+        """The handler did not stop, and runs on without its attempt: cut the connections that it has, so that the pool
+        opens new ones in their place. It gets no others.
+        """
+        self._given_up = True
+        for connection in self._borrowed:
+            connection.terminate()
+        self._borrowed.clear()

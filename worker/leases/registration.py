@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
+#: Seconds for which a worker that ends waits for a connection. With a pool that is dry it would wait without end.
+_CONNECTION_SECONDS = 2.0
 #: Seconds that the release of all tasks may take at the end of a worker. If it takes longer, somebody has mostly locked
 #: the row of a job. Then the worker's row stays: with it, other workers see that the owner has ended.
 _RELEASE_SECONDS = 2.0
@@ -148,7 +150,7 @@ async def _unregister(pool: Pool, worker: UUID) -> None:
     that this one is dead. The tasks would wait until their leases pass, and this would count as a loss of each task.
     """
     try:
-        async with pool.acquire() as connection:
+        async with pool.acquire(timeout=_CONNECTION_SECONDS) as connection:
             await workers.resign(connection, worker)  # from the leadership: another worker may lead now
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await _release_all(connection, worker)
