@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -205,6 +205,8 @@ class DatabaseLink:
         if self._broker.connected:
             self._announcer.announce(written.hints)
             written.hints = []
+        if not written.hints and not written.limits:
+            return  # a task for each submission would wait here for as long as the broker takes no hints
         task = asyncio.create_task(self._announce(written))
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)
@@ -225,7 +227,6 @@ class DatabaseLink:
                 self._announcer.announce(hints)
             except TRY_AGAIN as error:
                 DATABASE.record_error(error, "admitting runs")
-        await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound. If PostgreSQL
@@ -348,8 +349,11 @@ class DatabaseLink:
 
     async def _close(self) -> None:
         await self._endings.close()
-        if self._announcing:
-            await asyncio.wait(self._announcing, timeout=_BROKER_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BROKER_SECONDS):
+                if self._announcing:
+                    await asyncio.wait(self._announcing)
+                await self._announcer.until_idle()
         for task in self._announcing:
             task.cancel()
         if self._store is not None:

@@ -8,16 +8,21 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from leasehold import App
+from leasehold.app import link as link_module
 from leasehold.app.connection import Connections
 from leasehold.app.endings import Endings
 from leasehold.app.link import DatabaseLink
 from leasehold.app.portal import Portal, PortalClosed
+from leasehold.app.writing import Written
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.base import Hint
+from leasehold.broker.outbox import Announcement
 from leasehold.domain.ids import new_id
 from leasehold.telemetry import attempt_logs
 from tests.app.test_submitting import app, wait_long
@@ -59,6 +64,60 @@ async def test_a_thread_and_a_coroutine_that_wait_for_a_run_end_when_the_app_is_
     await asyncio.to_thread(thread.join, SECONDS)
     assert [type(error) for error in errors] == [PortalClosed]
     assert await run.astatus() in ("pending", "queued")  # the next use opens the connections again
+
+
+class FullBroker:
+    """A broker that takes no hints until `go_on` is set: as RabbitMQ while it has too little memory or disk."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.published = 0
+
+    async def publish(self, hints: list[Hint]) -> list[bool]:
+        await self.go_on.wait()
+        self.published += len(hints)
+        return [False] * len(hints)
+
+
+@asynccontextmanager
+async def link_to(broker: FullBroker) -> AsyncIterator[DatabaseLink]:
+    nothing: Any = None
+    announcer = Announcer(cast("Any", broker), nothing)
+    announcer.start()
+    yield DatabaseLink(nothing, "acme", nothing, cast("Any", broker), announcer)
+    await announcer.close()
+
+
+def written() -> Written:
+    return Written(hints=[Announcement(1, Hint(new_id(), "default", tenant="acme"))])
+
+
+async def test_submissions_leave_no_task_behind_while_the_broker_takes_no_hints() -> None:
+    async with link_to(FullBroker()) as link:
+        before = len(asyncio.all_tasks())
+        for _ in range(50):
+            link.announce_soon(written())
+            await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == before
+
+
+async def test_a_close_waits_a_moment_until_the_broker_has_the_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_BROKER_SECONDS", SECONDS)
+    broker = FullBroker()
+    async with link_to(broker) as link:
+        link.announce_soon(written())
+        closing = asyncio.create_task(link._close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        broker.go_on.set()
+        await asyncio.wait_for(closing, SECONDS)
+        assert broker.published == 1
+        broker.go_on.clear()
+        link.announce_soon(written())
+        monkeypatch.setattr(link_module, "_BROKER_SECONDS", 0.01)
+        await asyncio.wait_for(link._close(), SECONDS)  # the relay sends the hint
 
 
 class Slow:
