@@ -16,7 +16,7 @@ from leasehold.app.current import Current, enter, leave
 from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
-from leasehold.domain.errors import OVERTAKEN, Permanent, StepError
+from leasehold.domain.errors import OVERTAKEN, Cancelled, Permanent, StepError, deciding, errors_of
 from leasehold.domain.params import params_of_json
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done, File
@@ -139,8 +139,8 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 class FinalErrors:
     """A context manager that raises Permanent in place of an error of its block. `never`: the exceptions that it
-    replaces, because a run is not retried after them. It does not replace an error of OVERTAKEN, because such an error
-    shows that another attempt may have the task.
+    replaces, because a run is not retried after them; also a group (of asyncio.TaskGroup) that has one of them. It does
+    not replace an error of OVERTAKEN, because such an error shows that another attempt may have the task.
     """
 
     __slots__ = ("_never",)
@@ -151,8 +151,11 @@ class FinalErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, self._never) and not isinstance(error, OVERTAKEN):
-            raise _permanent_error_of(error) from error
+        if error is None or isinstance(deciding(error), (*OVERTAKEN, Cancelled)):
+            return
+        for one in (error, *errors_of(error)):
+            if isinstance(one, self._never):
+                raise _permanent_error_of(one) from error
 
 
 def _permanent_error_of(error: Exception) -> Permanent:

@@ -33,7 +33,7 @@ from leasehold.app.process_frames import (
     send,
 )
 from leasehold.app.task import Task
-from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
+from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, deciding
 from leasehold.domain.registry import import_from_current_folder
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
@@ -179,9 +179,9 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
         task = task_of(call.module, call.task)
         encoded = task.handling.call_with_json(call.params, attempt)  # calls the user's function
         call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large, which is not sent
-    except Cancelled:
-        return Kind.CANCELLED, b""
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises
+        if isinstance(deciding(error), Cancelled):
+            return Kind.CANCELLED, b""
         return Kind.FAILED, _failure_of(error).model_dump_json().encode()
     return Kind.DONE, encoded
 
@@ -203,6 +203,7 @@ def task_of(module: str, name: str) -> Task[..., Any]:
 
 def _failure_of(error: BaseException) -> FailedInProcess:
     trace = "".join(traceback.format_exception(error))
+    error = deciding(error)
     if isinstance(error, StepError):
         after = error.after.total_seconds() if isinstance(error, Retryable) and error.after is not None else None
         permanent = isinstance(error, Permanent)

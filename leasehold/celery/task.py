@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +28,7 @@ from leasehold.domain.errors import (
     StepError,
     StepTimeout,
     StoreUnavailable,
+    deciding,
 )
 from leasehold.domain.sentences import counted
 from leasehold.runtime.foreign_errors import text_of
@@ -232,7 +234,8 @@ class CeleryTask(Lacking):
         """
         try:
             function = self.function_of_attempts
-            return function(bound_self, *args, **kwargs) if self.options.bind else function(*args, **kwargs)
+            with _of_groups():
+                return function(bound_self, *args, **kwargs) if self.options.bind else function(*args, **kwargs)
         except (StepError, *OVERTAKEN):
             raise
         except self.options.autoretry_for as error:
@@ -316,6 +319,18 @@ class _BoundSelf:
             countdown = (_in_utc(eta) - datetime.now(UTC)).total_seconds()
         reason = text_of(exc) if exc is not None else "retry"
         raise Retry(reason, self._task.options.delay if countdown is None else max(countdown, 0)) from exc
+
+
+@contextmanager
+def _of_groups() -> Iterator[None]:
+    """In place of a group of errors (asyncio.TaskGroup raises groups), raise the one that decides."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        error = deciding(group)
+        if error is group:
+            raise
+        raise error from None
 
 
 def _id_of(attempt: Current) -> str:

@@ -30,7 +30,7 @@ from leasehold.client.external_output import MAX_CHARACTERS, MAX_ITEMS, OutputBu
 from leasehold.client.objects import OtherBytes, check_answer, read_object
 from leasehold.client.requests import DIRECT, KeyAuth, key_of, url_of
 from leasehold.client.retrying import problem_of
-from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
+from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError, deciding
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 
@@ -332,26 +332,33 @@ class ExternalWorker:
         try:
             result = await handle(task)
             _encode_json(result)  # raises for a result that is not JSON: the attempt has failed
-        except Cancelled as error:
+        except (Exception, BaseExceptionGroup, Cancelled, asyncio.CancelledError) as raised:  # noqa: BLE001 - a handler may raise anything
+            await self._settle_error(task, deciding(raised), raised)
+        else:
+            files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
+            await self._settle(task, "complete", result=result, files=files)
+
+    async def _settle_error(self, task: Task, error: BaseException, raised: BaseException) -> None:
+        """Settle the task, whose handler raised `raised`: `error`, or a group in which `error` decides. Raises `error`
+        if it ends the attempt without a settlement.
+        """
+        if isinstance(error, Cancelled):
             if task.cancelled:
                 await self._settle(task, "acknowledge-cancel")
                 return
             message = "the handler raised Cancelled, but nobody has cancelled the run"
-            await self._fail(task, Permanent("handler_cancelled", message), error)
-        except LeaseLost:
-            raise
-        except asyncio.CancelledError as error:
+            await self._fail(task, Permanent("handler_cancelled", message), raised)
+        elif isinstance(error, asyncio.CancelledError):
             if being_cancelled():
                 await self._release(task)
-                raise
+                raise error
             # The handler awaited something that was cancelled. The worker must go on with the next task.
             message = "the handler let a CancelledError out, but nobody has cancelled the worker"
-            await self._fail(task, Retryable(message, code="handler_error"), error)
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
-            await self._fail(task, error, error)
+            await self._fail(task, Retryable(message, code="handler_error"), raised)
+        elif isinstance(error, LeaseLost) or not isinstance(error, Exception):
+            raise error
         else:
-            files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
-            await self._settle(task, "complete", result=result, files=files)
+            await self._fail(task, error, raised)
 
     async def _fail(self, task: Task, error: Exception, cause: BaseException) -> None:
         """Report that the attempt failed with `error`. `cause`: what the handler raised."""

@@ -396,6 +396,28 @@ class Cancelled(BaseException):
     """Raised inside a handler, at its next checkpoint, after a cancel of its job was requested."""
 
 
+def deciding(error: BaseException) -> BaseException:
+    """The error that decides how an attempt ends. For a group (asyncio.TaskGroup raises groups) it is one of the errors
+    in it: the first of OVERTAKEN, else the first Cancelled, Permanent, other StepError, in this order. A group without
+    any of these that has several errors decides itself.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    errors = errors_of(error)
+    for kinds in (OVERTAKEN, Cancelled, Permanent, StepError):
+        for one in errors:
+            if isinstance(one, kinds):
+                return one
+    return errors[0] if len(errors) == 1 else error
+
+
+def errors_of(error: BaseException) -> list[BaseException]:
+    """The errors in a group and in the groups in it; for any other error, only itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [one for part in error.exceptions for one in errors_of(part)]
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether a write failed because the disk, or this user's quota of it, is full. The work itself may be sound."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

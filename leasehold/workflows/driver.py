@@ -30,6 +30,7 @@ from leasehold.domain.errors import (
     SignalInvalid,
     StepError,
     TaskFailed,
+    deciding,
 )
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_pointer import first_mismatch_of
@@ -806,6 +807,7 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) ->
             return record, call.decode(orjson.dumps(value))
         except ResultUnreadable as unreadable:
             raise Permanent("result_not_serialisable", str(unreadable)) from unreadable
+    error = deciding(error)
     if not isinstance(error, (Exception, Cancelled)) or isinstance(error, (LeaseLost, _NotCalled)):
         raise error
     code, message = _reported(error)

@@ -467,6 +467,20 @@ def test_an_attempt_that_lost_its_lease_ends_no_run(error: Exception) -> None:
         leave(token)
 
 
+@pytest.mark.parametrize("error", [LeaseLost(), Permanent("hopeless", "never")])
+def test_an_error_in_a_group_ends_an_attempt_as_it_does_alone(error: Exception) -> None:
+    token = enter(Current("t", LocalAttempt("acme")))
+    try:
+        for task in (overtaken, overtaken_bound):
+            with pytest.raises(type(error)) as raised:
+                task.work([ExceptionGroup("of a TaskGroup", [ValueError(), error])], {}, None)
+            assert raised.value is error
+        with pytest.raises(Permanent, match="2 sub-exceptions"):
+            overtaken_bound.work([ExceptionGroup("no one decides", [ValueError(), OSError()])], {}, None)
+    finally:
+        leave(token)
+
+
 async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:
     await session(serve, lambda: add.apply_async((2, 2), countdown=-1).get())
 

@@ -72,10 +72,9 @@ async def test_a_worker_ends_although_all_connections_of_its_pool_are_taken(
     """Its row stays, and the sweeper deletes it."""
     monkeypatch.setattr(leases_registration, "_CONNECTION_SECONDS", 0.05)
     worker = uuid4()
-    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
-        async with registered(pool, Registration(worker, ["default"])):
-            for _ in range(2):
-                await stack.enter_async_context(pool.acquire())
+    async with AsyncExitStack() as stack, asyncio.timeout(SECONDS), registered(pool, Registration(worker, ["default"])):
+        for _ in range(2):
+            await stack.enter_async_context(pool.acquire())
     assert await row(rows, worker)
 
 

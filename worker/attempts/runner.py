@@ -29,6 +29,7 @@ from leasehold.domain.errors import (
     StepError,
     StepTimeout,
     Unforeseen,
+    deciding,
 )
 from leasehold.domain.ids import instant_of
 from leasehold.domain.pipeline import Pipeline, Step
@@ -358,24 +359,25 @@ class Runner:
         """Wait for `work`. Returns the settlement that fits its end; None when this worker has lost the lease."""
         try:
             return await work.result()
-        except (asyncio.CancelledError, Cancelled) as stop:
-            settlement = await self._settlement_of_stop(claimed, step, held, stop)
-            if isinstance(settlement, Failure):
-                log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(stop))
-            elif isinstance(stop, Cancelled) and stop.__cause__ is not None:  # the cleanup of a workflow failed
-                message = f"the cleanup after the cancel failed: {text_of(stop.__cause__)}"
-                log_and_stream.recorder.add_final("error", message, trace=traceback_of(stop.__cause__))
-            return settlement
-        except OVERTAKEN:
-            # LeaseLost, or ObjectExists: another attempt has written different bytes under this attempt's key, so
-            # another worker has probably taken the lease over. Settle nothing: the newer attempt settles the task.
-            return None
-        except BaseException as error:
+        except BaseException as raised:
+            error = deciding(raised)
+            if isinstance(error, asyncio.CancelledError | Cancelled):
+                settlement = await self._settlement_of_stop(claimed, step, held, error)
+                if isinstance(settlement, Failure):
+                    log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(raised))
+                elif isinstance(error, Cancelled) and error.__cause__ is not None:  # the cleanup of a workflow failed
+                    message = f"the cleanup after the cancel failed: {text_of(error.__cause__)}"
+                    log_and_stream.recorder.add_final("error", message, trace=traceback_of(error.__cause__))
+                return settlement
+            if isinstance(error, OVERTAKEN):
+                # LeaseLost, or ObjectExists: another attempt has written different bytes under this attempt's key, so
+                # another worker has probably taken the lease over. Settle nothing: the newer attempt settles the task.
+                return None
             if not work.task.done():
                 raise  # something ends this attempt from outside: the error is not the handler's
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
-            log_and_stream.recorder.add_final("error", reason, trace=traceback_of(error))
+            log_and_stream.recorder.add_final("error", reason, trace=traceback_of(raised))
             # A second unforeseen exception in a row is hardly an accident: retry no more.
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)

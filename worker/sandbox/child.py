@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationError
 
-from leasehold.domain.errors import Cancelled, Permanent, Retryable, is_disk_full
+from leasehold.domain.errors import Cancelled, Permanent, Retryable, deciding, is_disk_full
 from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.sentences import with_article
@@ -216,19 +216,20 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
         return _failed_frame("permanent", "bad_output", text_of(error))
 
 
-def _frame_of_error(error: BaseException) -> frames.Failed:
+def _frame_of_error(raised: BaseException) -> frames.Failed:
     """The frame for the handler's exception. The frame names the error that the worker will raise."""
+    error = deciding(raised)
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
-        return _failed_frame("permanent", error.code, error.message, error=error)
+        return _failed_frame("permanent", error.code, error.message, error=raised)
     if isinstance(error, Retryable):
-        return _failed_frame("retryable", error.code, error.message, after=error.after, error=error)
+        return _failed_frame("retryable", error.code, error.message, after=error.after, error=raised)
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return _failed_frame("permanent", "file_limit", "a file grew past the step's size limit", error=error)
+        return _failed_frame("permanent", "file_limit", "a file grew past the step's size limit", error=raised)
     if is_disk_full(error):
-        return _failed_frame("retryable", "disk_full", "the disk of the worker is full", error=error)
-    return _failed_frame("unforeseen", "handler_error", text_of(error), error=error)
+        return _failed_frame("retryable", "disk_full", "the disk of the worker is full", error=raised)
+    return _failed_frame("unforeseen", "handler_error", text_of(error), error=raised)
 
 
 def _failed_frame(
