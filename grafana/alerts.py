@@ -3,7 +3,9 @@
 The alerts of an objective compare burn rates over two windows (Site Reliability Workbook, chapter 5). A high rate over
 the long window means that the problem is serious. A high rate over the short window means that the problem has not
 ended. A rate over few events says little, so an alert also needs LEAST_EVENTS bad events in the long window: in an
-installation that has a request a minute, one error would be a high rate. Severity `page`: an operator must act now.
+installation that has a request a minute, one error would be a high rate. A counter of an alert must exist at 0
+before its first event, with all labels that the alert reads: `increase()` does not count the event with which a counter
+appears. Severity `page`: an operator must act now.
 Severity `ticket`: an operator must act on the next working day. Every alert names its runbook in
 docs/operations/runbooks.
 """
@@ -19,6 +21,8 @@ WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 RUNBOOKS = "docs/operations/runbooks"
 #: The least number of bad events for an alert of an objective.
 LEAST_EVENTS = 10
+#: The least number of failed requests to the store within five minutes: those of one download, which is tried thrice.
+LEAST_STORE_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,14 @@ class Alert:
     runbook: str
 
 
-_JOBS = "leasehold_jobs_finished_total"
+_JOBS = "leasehold_job_outcomes_total"
 _HTTP = "leasehold_http_request_duration_seconds_count"
+_HTTP_ERRORS = "leasehold_http_server_errors_total"
 _STARTS = "leasehold_task_wait_seconds"
 # When somebody resumes a queue, its tasks start late on purpose.
 _UNLESS_LATELY_PAUSED = "unless on (queue) max by (queue) (max_over_time(leasehold_queue_paused[WINDOW])) == 1"
 _STORE = "leasehold_store_request_duration_seconds_count"
+_STORE_FAILED = f'{_STORE}{{outcome=~"unavailable|refused"}}'
 _API = 'leasehold_build_info{role="api"}'
 # Without probes and scrapes: they come every few seconds, also to a process that drains and answers them with 503.
 _OF_CLIENTS = 'route!~"/(livez|readyz|metrics)"'
@@ -93,9 +99,8 @@ OBJECTIVES = (
         "api_errors",
         "LeaseholdApiErrors",
         0.001,
-        f'(sum(rate({_HTTP}{{code=~"5..",{_OF_CLIENTS}}}[WINDOW])) or vector(0))'
-        f" / sum(rate({_HTTP}{{{_OF_CLIENTS}}}[WINDOW]))",
-        f'sum(increase({_HTTP}{{code=~"5..",{_OF_CLIENTS}}}[WINDOW]))',
+        f"(sum(rate({_HTTP_ERRORS}[WINDOW])) or vector(0)) / sum(rate({_HTTP}{{{_OF_CLIENTS}}}[WINDOW]))",
+        f"sum(increase({_HTTP_ERRORS}[WINDOW]))",
         "More requests end in a 5xx than the objective of 99.9 % allows",
         "api-errors",
     ),
@@ -131,8 +136,15 @@ ALERTS = (
         "Tasks of queue {{ $labels.queue }} wait for code that no worker of the queue has", "tasks-without-code",
     ),
     Alert(
-        "LeaseholdSilent", "absent(leasehold_jobs_unfinished)", "2m", "page",
+        # Not the answer to one question, which may be missing alone: LeaseholdQuestionUnanswered tells of that.
+        "LeaseholdSilent", "absent(leasehold_exporter_leads == 1)", "2m", "page",
         "No process exports the metrics of the database: none runs, none reaches it, or none is scraped", "silent",
+    ),
+    Alert(
+        "LeaseholdQuestionUnanswered", "sum by (question) (increase(leasehold_exporter_refused_total[15m])) > 3", "5m",
+        "ticket",
+        "The exporter gets no answer to its question {{ $labels.question }}: what it tells is missing, also to alerts",
+        "question-unanswered",
     ),
     Alert(
         "LeaseholdDatabaseAway", "sum(1 - leasehold_database_up) > 0", "1m", "page",
@@ -144,9 +156,14 @@ ALERTS = (
         "No process of the API reports: none runs, or none is scraped", "api-away",
     ),
     Alert(
+        # By operation: a store that is full serves all but puts. `left` is no outcome of the store: its caller gave up.
+        # A request that fails now and then may be the only one within five minutes.
         "LeaseholdStoreAway",
-        f'sum(rate({_STORE}{{outcome="unavailable"}}[5m])) / sum(rate({_STORE}[5m])) > 0.5', "5m", "page",
-        "The object store does not answer most of the requests", "store-away",
+        f"sum by (operation) (rate({_STORE_FAILED}[5m]))"
+        f' / sum by (operation) (rate({_STORE}{{outcome!="left"}}[5m])) > 0.5'
+        f" and sum by (operation) (increase({_STORE_FAILED}[5m])) >= {LEAST_STORE_FAILURES}",
+        "5m", "page",
+        "The object store does not serve most of the requests of the operation {{ $labels.operation }}", "store-away",
     ),
     Alert(
         "LeaseholdTakeoverStorm",
@@ -163,9 +180,8 @@ ALERTS = (
         "{{ $value }} processes have no broker; work goes on, slower", "broker-away",
     ),
     Alert(
-        # Whoever has disabled a webhook knows that it gets no messages, and can send them again.
-        "LeaseholdDeadLettersGrowing",
-        'sum by (pipeline) (increase(leasehold_dead_letters_total{code!="webhook_disabled"}[1h])) > 10', "5m", "ticket",
+        "LeaseholdDeadLettersGrowing", "sum by (pipeline) (increase(leasehold_pipeline_dead_letters_total[1h])) > 10",
+        "5m", "ticket",
         "More than ten tasks of pipeline {{ $labels.pipeline }} failed for good within an hour", "dead-letters-growing",
     ),
     Alert(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and must load neither a bro
 
 #: PostgreSQL 15, as `server_version_num` counts versions.
 OLDEST_POSTGRES = 150_000
+#: From this version on a grant says whether the role inherits. Before, the role itself says it.
+GRANTS_INHERIT = 160_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ async def check_database(
         " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
         " CASE WHEN NOT pg_is_in_recovery() THEN"
         " (SELECT min(pg_wal_lsn_diff(pg_current_wal_lsn(), flush_lsn)) FROM pg_stat_replication) END AS tail,"
-        " pg_has_role('pg_read_all_stats', 'USAGE') AS reads_tail,"
+        " pg_has_role('pg_read_all_stats', 'USAGE') AS reads_stats, current_user::text AS role,"
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
@@ -71,10 +73,11 @@ async def check_database(
             row["synchronous_commit"],
             row["standbys"],
             row["tail"],
-            reads_tail=row["reads_tail"],
+            reads_tail=row["reads_stats"],
         ),
         *[await _check_schema(connection, schema) for schema in schemas],
         _check_rights(owns_schema=bool(row["owns"])),
+        _check_sight(row["role"], row["number"], sees_all=row["reads_stats"]),
         _check_presence(settings, has_own_session=has_own_session),
     ]
 
@@ -94,6 +97,20 @@ def _check_rights(*, owns_schema: bool) -> Finding:
         meaning = "its password also allows changing the schema; LEASEHOLD_DATABASE_APP_ROLE separates the two"
         return Finding("role", True, "may change the schema", meaning)
     return Finding("role", True, "reads and writes rows", "its password does not allow changing the schema")
+
+
+def _check_sight(role: str, version: int, *, sees_all: bool) -> Finding:
+    """Whether the role sees what sessions of other roles do. It is no guarantee, but an operator looks for it."""
+    if sees_all:
+        return Finding("role", True, "sees the sessions of all roles", "metrics and console tell who is in the way")
+    grant = f"GRANT pg_read_all_stats TO {role}" + (" WITH INHERIT TRUE" if version >= GRANTS_INHERIT else "")
+    return Finding(
+        "role",
+        True,
+        "sees its own sessions only",
+        "metrics and console do not tell whose transaction keeps vacuum from its work, nor slow statements of others; "
+        f"{grant} changes that",
+    )
 
 
 def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:

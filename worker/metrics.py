@@ -6,7 +6,7 @@ heartbeat's, may update a time series. All other metrics are objects of the Prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import perf_counter
 
 from leasehold.domain.pipeline import MIB
@@ -71,7 +71,11 @@ LOST_ITEMS = counter(
     ["kind"],
 )
 DRAINING = gauge("worker_draining", "1 while this worker claims no new tasks, because it is stopping")
-CRASHES = counter("child_crashes_total", "Child processes that ended early. how: signal, out_of_memory, exit", ["how"])
+CRASHES = counter(
+    "child_crashes_total",
+    "Child processes that ended early. how: the signal, out_of_memory, exit, other (another signal)",
+    ["how"],
+)
 NONE_FORKED = counter(
     "attempts_without_child_total",
     "Attempts at isolated steps that were put off, because no child process could be started or forked for them",
@@ -84,6 +88,12 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
+#: The label `how` of CRASHES: of the signals those by which a process usually dies.
+HOW_CHILDREN_CRASH = frozenset(
+    {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTERM", "SIGTRAP", "SIGXCPU",
+     "SIGXFSZ", "out_of_memory", "exit", "other"}
+)  # fmt: skip
+
 # Create these label values at the start. If a counter appeared only with its first event, PromQL's `increase()` would
 # not count that event.
 for _result in ("claimed", "duplicate", "stale"):
@@ -91,8 +101,16 @@ for _result in ("claimed", "duplicate", "stale"):
 HINTS_CLAIMED = HINTS.labels("claimed")
 for _found_by in ("hint", "look", "next"):
     CLAIMS.labels(_found_by)
+for _how in sorted(HOW_CHILDREN_CRASH):
+    CRASHES.labels(_how)
 #: A task's state before its claim -> the label `kind` of its time in WAIT.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
+
+
+def declare_queues(queues: Iterable[str]) -> None:
+    """Let the waits of new tasks in these queues exist at 0: an alert must see the first that start late."""
+    for queue in sorted(queues):
+        WAIT.labels(queue, "new")
 
 
 def count_claim(queue: str, previous_state: str, waited: float) -> None:

@@ -24,6 +24,7 @@ from leasehold.pipelines import kinds_of, with_bulk_operations
 from leasehold.runtime.foreign_errors import exits_contained
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
+from leasehold.telemetry import dead_letters
 from leasehold.telemetry.listener import Health
 from leasehold.worker import metrics
 from leasehold.worker.served_queues import ServedQueues
@@ -59,6 +60,7 @@ class Worker:
             pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
         )
         check_settings(kinds_of(self.pipelines))
+        dead_letters.declare(pipeline.name for pipeline in self.pipelines)
         self.queues: frozenset[str] = frozenset()
         self.health = health or Health()
         #: Set when the worker serves all queues that it may serve.
@@ -67,6 +69,7 @@ class Worker:
         #: then drain the worker, and end.
         self.retired = asyncio.Event()
         self._chosen = ServedQueues.chosen(self.pipelines, settings)
+        metrics.declare_queues(self._chosen.every)
         self._stack = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = asyncio.Future()

@@ -53,6 +53,8 @@ _TIMEOUT_SECONDS = 3.0
 #: Seconds for which an answer that shows all checks waits for those that are not required. Some callers give up sooner
 #: than a check does: the health check of compose.yaml after three seconds, another cell after two.
 _PATIENCE_SECONDS = 1.0
+#: The store has this share of the time: else its request would count as left, and not as one without an answer.
+_SHARE_OF_STORE = 0.8
 #: The errors by which PostgreSQL, the broker or the store shows that it does not answer.
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
 #: Seconds for which all requests share the findings of one self-check, because the servers seldom change.
@@ -203,7 +205,7 @@ class Readiness:
     async def _store(self) -> str:
         if self._services.store.is_absent:
             return "none"
-        await self._services.store.head("readiness")  # the object need not exist: any answer shows that the store is up
+        await self._services.store.check_answers(_SHARE_OF_STORE * _TIMEOUT_SECONDS)
         return "answers"
 
 

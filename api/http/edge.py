@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leasehold.api.http.problems import is_database_away, problem_of
 from leasehold.api.process import deadline, tenant_requests
 from leasehold.api.process.deadline import Deadline
-from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, method_label
+from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, SERVER_ERRORS, method_label
 from leasehold.db.commit_points import name_commits
 from leasehold.domain.errors import RequestError, StoreError
 from leasehold.domain.ids import new_id
@@ -38,8 +39,8 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: A success at these paths is not logged, because monitoring requests them every few seconds.
-_UNLOGGED_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+#: Monitoring requests these paths every few seconds: a success is not logged, and an error counts as none of clients.
+_PATHS_OF_MONITORING = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,11 @@ def _record_request(scope: Scope, status: int | None, seconds: float, span: trac
     REQUESTS.labels(route, method, code, is_long_poll).observe(
         seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))
     )
+    if status is not None and status >= HTTPStatus.INTERNAL_SERVER_ERROR and route not in _PATHS_OF_MONITORING:
+        SERVER_ERRORS.inc()
     span.rename(f"{method} {route}")
     span.set_attributes(http_route=route, http_response_status_code=status or 0)
-    if route in _UNLOGGED_PATHS and status == 200:  # noqa: PLR2004 - an HTTP status
+    if route in _PATHS_OF_MONITORING and status == 200:  # noqa: PLR2004 - an HTTP status
         return
     fields: dict[str, Any] = {"route": route, "method": method, "status": status}
     log.info("request", **fields, duration_ms=round(seconds * 1000, 2))

@@ -15,6 +15,10 @@ REQUESTS = histogram(
     ["route", "method", "code", "waited"],
     buckets=QUICK,
 )
+# An alert needs it at 0 from the start: the histogram of a route has a code only from its first answer on.
+SERVER_ERRORS = counter(
+    "http_server_errors_total", "Requests that ended in a 5xx, without /livez, /readyz and /metrics"
+)
 IN_FLIGHT = gauge("http_requests_in_flight", "Requests that the API is answering, long polls included")
 PROBLEMS = counter(
     "http_problems_total", "Requests that were refused or failed, by the code of the problem; 429 included", ["code"]

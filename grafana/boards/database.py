@@ -19,7 +19,7 @@ BOARD = Board(
             Panel("Lateness of retention", "How long the job that expired first could have been deleted. Growing: more jobs expire than retention deletes.", {"late": exported("leasehold_retention_oldest_due_seconds")}, "s", warn=600, bad=3600),
         ]),
         Row("What keeps vacuum from its work", [
-            Panel("Oldest snapshot", "Dead rows younger than this stay. Somebody's transaction is open.", {"age": exported("leasehold_database_snapshot_oldest_seconds")}, "s", warn=10, bad=60),
+            Panel("Oldest snapshot", "Dead rows younger than this stay: for a transaction that is open or prepared, a standby, or a slot.", {"age": exported("leasehold_database_snapshot_oldest_seconds")}, "s", warn=10, bad=60),
             Panel("The same in transactions", "xmin's age.", {"transactions": exported("leasehold_database_snapshot_age_transactions")}),
         ]),
         Row("Statements", [

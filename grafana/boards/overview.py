@@ -50,7 +50,7 @@ _NOW = Row(
 _WORK = Row(
     "Work",
     [
-        Panel("Jobs ended", "By outcome. Rejected: the input's fault; failed: the handler's, or ours.", {"{{outcome}}": rate("leasehold_jobs_finished_total", "outcome")}, "ops"),
+        Panel("Jobs ended", "By outcome. Rejected: the input's fault; failed: the handler's, or ours.", {"{{outcome}}": rate("leasehold_job_outcomes_total", "outcome")}, "ops"),
         Panel("Job duration", "From submission to success.", percentiles("leasehold_job_duration_seconds", "pipeline"), "s"),
         Panel("Waiting tasks", "Due, for later, and running, by queue.", {"{{queue}} {{state}}": exported("leasehold_queue_tasks", "queue, state")}),
         Panel("Jobs held at limits", "By the kind of the limit. They are in no queue yet. Growing: more comes than the limit lets through.", {"{{limit}}": exported("leasehold_jobs_held", "limit")}),

@@ -117,15 +117,15 @@ _HELD_SNAPSHOT = """
 SELECT pid, coalesce(nullif(application_name, ''), 'a client') AS application, now() - xact_start AS age
 FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-  AND backend_xmin IS NOT NULL AND xact_start < now() - $1::interval
+  AND coalesce(backend_xmin, backend_xid) IS NOT NULL AND xact_start < now() - $1::interval
 ORDER BY xact_start LIMIT 1
 """
 
 
 async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | None:
-    """The oldest transaction in this database that has a snapshot, if it has been open for more than `max_age`: its
-    `pid`, `application` and `age`. As long as it is open, vacuum cannot remove rows that died after the snapshot.
-    PostgreSQL shows the transactions of other roles only to members of pg_monitor.
+    """The oldest transaction in this database that has a snapshot or has written, if it has been open for more than
+    `max_age`: its `pid`, `application` and `age`. As long as it is open, vacuum cannot remove rows that died after its
+    snapshot. PostgreSQL shows the transactions of other roles only to members of pg_read_all_stats.
     """
     return await connection.fetchrow(_HELD_SNAPSHOT, max_age)
 

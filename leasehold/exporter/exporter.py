@@ -30,6 +30,7 @@ from leasehold.db.replica import EXPORTER, READS, STANDBY_FAILED, Replica
 from leasehold.domain.errors import DeclarationError
 from leasehold.exporter import queries
 from leasehold.exporter.broker_metrics import BrokerMetrics
+from leasehold.exporter.snapshots import SnapshotAges
 from leasehold.kinds.metrics import CAP, Question
 from leasehold.kinds.metrics import gauge as _gauge
 from leasehold.kinds.metrics import labelled_gauge as _labelled
@@ -65,7 +66,10 @@ _NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AG
 #: another run of its scope has ended. `server`, `provider`: of generations. `other`: of kinds of work from outside.
 _KINDS_OF_LIMITS = ("code", "payload", "provider", "queue", "scope", "server", "template", "tenant", "other")
 
-LEADS = gauge("exporter_leads", "1 in the process that exports the metrics of the database")
+LEADS = gauge(
+    "exporter_leads",
+    "1 in the process that exports the metrics of the database. Its answers are at most three rounds old",
+)
 QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one round of all statements")
 
 #: The name of a question (a statement whose rows become metrics) -> the rows of its answer.
@@ -84,13 +88,14 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
         "retention": (queries.RETENTION, (CAP,)),
         "tables": (queries.TABLES, ()),
         "sessions": (queries.SESSIONS, ()),
+        "snapshots": (queries.SNAPSHOTS, ()),
         "slow": (queries.SLOW, ()),
         "database": (queries.DATABASE, ()),
     }
 
 
 #: The questions about the server itself. They go to the primary, because a standby would answer about itself.
-SERVER_QUESTIONS = frozenset({"tables", "sessions", "slow", "database"})
+SERVER_QUESTIONS = frozenset({"tables", "sessions", "snapshots", "slow", "database"})
 
 
 async def query_all(
@@ -167,6 +172,9 @@ class Exporter(Collector):
         self._leads = False  # as the last answered try to lead said
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
+        self._snapshots = SnapshotAges()
+        for name in [*_questions(self._silent_seconds), *(question.name for question in kind_questions)]:
+            EXPORTER_REFUSED.labels(name)  # at 0 from the start: an alert must see the first increase
 
     async def run(self) -> None:
         """Ask the questions again and again, whenever this process leads."""
@@ -196,7 +204,6 @@ class Exporter(Collector):
         """Lead if no other process leads. Only the leader queries, and only when a round is due."""
         with self._recording_up():
             is_leader = self._leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
-        LEADS.set(is_leader)
         if not is_leader:
             self._latest = None
             self._pauses.forget()
@@ -205,7 +212,7 @@ class Exporter(Collector):
             return
         began_at = monotonic()
         with QUERY_SECONDS.time():
-            self._latest = await self._query_round(connection)
+            self._latest = self._with_ages(await self._query_round(connection))
         pause = self._pauses.done(began_at)
         self._fresh_until = monotonic() + 3 * pause  # after three pauses without a new round, the answers are too old
 
@@ -229,14 +236,27 @@ class Exporter(Collector):
             connection, self._silent_seconds, self._kind_questions, lambda name: name not in SERVER_QUESTIONS
         )
 
+    def _with_ages(self, rows: Rows) -> Rows:
+        """The rows, with the age of the oldest snapshot also where PostgreSQL does not tell since when it is held."""
+        if "snapshots" not in rows:
+            return rows
+        (snapshot,) = rows["snapshots"]
+        seen = self._snapshots.seconds(snapshot["next_xid"], snapshot["age"])
+        return {**rows, "snapshots": [{**snapshot, "oldest": max(snapshot["oldest"], seen)}]}
+
+    @property
+    def exports(self) -> bool:
+        """Whether this process leads, and its latest answers are not too old. Old numbers would mislead."""
+        return self._latest is not None and monotonic() < self._fresh_until
+
     def describe(self) -> list[Metric]:
         """The list is empty, because only the leader has metrics, and the leader changes."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The latest answers, if this process leads and the answers are not too old. Old numbers would mislead."""
+        """The latest answers, if this process exports them."""
         latest = self._latest
-        if latest is not None and monotonic() < self._fresh_until:
+        if latest is not None and self.exports:
             yield from families(latest, self._kind_questions)
 
 
@@ -392,20 +412,21 @@ def _tables_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _sessions_metrics(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    def greatest(column: str) -> float:
-        return max((float(row[column]) for row in sessions), default=0.0)
-
     counts = [((row["state"],), row["n"]) for row in sessions]
     yield _labelled("database_sessions", "Sessions in this database, by state", ["state"], counts)
+    statement_oldest = max((float(row["statement_oldest"]) for row in sessions), default=0.0)
+    yield _gauge("database_statement_oldest_seconds", "Longest statement under way", statement_oldest)
+
+
+def _snapshots_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    (snapshot,) = rows
     yield _gauge(
         "database_snapshot_oldest_seconds",
-        "Age of the oldest snapshot. Vacuum keeps all rows that were deleted since",
-        greatest("snapshot_oldest"),
+        "Age of the oldest snapshot: of a transaction, prepared or not, or of a standby or its replication slot. "
+        "Vacuum keeps all rows that were deleted since. If PostgreSQL does not tell it: since the leader first saw it",
+        snapshot["oldest"],
     )
-    yield _gauge(
-        "database_snapshot_age_transactions", "Age of the oldest snapshot, in transactions", greatest("snapshot_age")
-    )
-    yield _gauge("database_statement_oldest_seconds", "Longest statement under way", greatest("statement_oldest"))
+    yield _gauge("database_snapshot_age_transactions", "Age of the oldest snapshot, in transactions", snapshot["age"])
 
 
 def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -423,6 +444,7 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
     "retention": _retention_metrics,
     "tables": _tables_metrics,
     "sessions": _sessions_metrics,
+    "snapshots": _snapshots_metrics,
     "slow": _slow_metrics,
     "database": _database_metrics,
 }
@@ -453,11 +475,13 @@ def exporting(
     no heartbeat that does so.
     """
     exporter = Exporter(settings, owner, pool, kind_questions, replica, records_up=records_up)
+    LEADS.set_function(lambda: exporter.exports)
     collectors: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
     for collector in collectors:
         REGISTRY.register(collector)
     try:
         yield exporter
     finally:
+        LEADS.set_function(lambda: False)
         for collector in collectors:
             REGISTRY.unregister(collector)

@@ -13,6 +13,12 @@ JOBS = fast_counter(
     ["pipeline", "outcome"],
     words=["outcome"],
 )
+# An alert needs each outcome at 0 from the start, and the pipelines are not known then: a template is one, too.
+OUTCOMES = fast_counter(
+    "job_outcomes_total", "Jobs that ended, as leasehold_jobs_finished_total, of all pipelines together", ["outcome"]
+)
+for _outcome in ("succeeded", "rejected", "failed", "expired", "cancelled"):
+    OUTCOMES.labels(_outcome)
 JOB_SECONDS = fast_histogram("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 
 
@@ -20,5 +26,6 @@ def count_ended_jobs(ends: Sequence[JobEnded]) -> None:
     """Count the jobs. Call it once the transaction that ended them has committed."""
     for job in ends:
         JOBS.labels(job.pipeline, job.outcome).inc()
+        OUTCOMES.labels(job.outcome).inc()
         if job.outcome == "succeeded":
             JOB_SECONDS.labels(job.pipeline).observe(job.seconds)

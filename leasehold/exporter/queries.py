@@ -197,18 +197,39 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# PostgreSQL shows the ages of other roles' sessions only to members of pg_monitor. A role always sees its own sessions.
+# PostgreSQL shows what other roles' sessions do only to members of pg_read_all_stats. A role always sees its own
+# sessions.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
-       coalesce(max(age(backend_xmin)), 0)::float8 AS snapshot_age,
-       coalesce(max(extract(epoch FROM now() - xact_start)) FILTER (WHERE backend_xmin IS NOT NULL), 0)::float8
-           AS snapshot_oldest,
        coalesce(max(extract(epoch FROM now() - query_start)) FILTER (WHERE state = 'active'), 0)::float8
            AS statement_oldest
 FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 GROUP BY 1
+"""
+
+# The oldest snapshot that keeps vacuum from the tables of this database: that of a transaction (its snapshot, or its
+# own id, which it also has between two statements), of a prepared transaction, of a standby with hot_standby_feedback,
+# or of the replication slot of such a standby. A slot's `catalog_xmin` keeps only rows of the system catalogs.
+# Autovacuum's own workers do not count: they have no `usesysid`. `age`: how many transactions began since. `oldest`: in
+# seconds, of those for which PostgreSQL tells this role a time. `next_xid`: the next transaction's id, with 64 bits.
+SNAPSHOTS = """
+-- exporter_snapshots
+SELECT coalesce(max(held.age), 0)::bigint AS age, coalesce(max(held.seconds), 0)::float8 AS oldest,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint + age(pg_snapshot_xmax(pg_current_snapshot())::xid)
+           AS next_xid
+FROM (
+    SELECT greatest(age(backend_xmin), age(backend_xid)) AS age, extract(epoch FROM now() - xact_start) AS seconds
+    FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND usesysid IS NOT NULL AND (datname = current_database() OR datname IS NULL)
+      AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+    UNION ALL
+    SELECT age(xmin), NULL FROM pg_replication_slots WHERE xmin IS NOT NULL AND wal_status IS DISTINCT FROM 'lost'
+    UNION ALL
+    SELECT age(transaction), extract(epoch FROM now() - prepared) FROM pg_prepared_xacts
+    WHERE database = current_database()
+) AS held
 """
 
 # The first line of each statement of the platform has its name, which PostgreSQL's views and logs show. All other

@@ -53,6 +53,8 @@ LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECO
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBE_PREFIX = "probe/"
+#: The key of which `check_answers` asks. It need not have an object.
+_READINESS_KEY = "readiness"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,15 @@ class ObjectStore:
             answer.get("ETag"),
             metadata,
         )
+
+    async def check_answers(self, within: float) -> None:
+        """Ask for an object that need not exist. Raises StoreError unless the store answers `within` as many seconds,
+        and accepts the credentials.
+        """
+        # The time-out stands inside the request: one around it would only say that the caller gave up.
+        with contextlib.suppress(ObjectMissing), request("readiness", _READINESS_KEY):
+            async with asyncio.timeout(within):
+                await self._client.head_object(Bucket=self._bucket, Key=_READINESS_KEY)
 
     async def read_head(self, key: str, count: int) -> bytes:
         """The first `count` bytes of the object, or all bytes of a shorter object. Raises ObjectMissing."""

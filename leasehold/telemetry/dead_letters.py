@@ -4,6 +4,8 @@ worker whose sweeper ended its lease counts the task.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from leasehold.telemetry.meters import Bounded, fast_counter
 
 DEAD = fast_counter(
@@ -12,10 +14,32 @@ DEAD = fast_counter(
     "external worker reported the failure, and without the steps that a workflow started: it decides what follows",
     ["pipeline", "step", "code"],
 )
+BY_PIPELINE = fast_counter(
+    "pipeline_dead_letters_total",
+    "Tasks that failed for good, as leasehold_dead_letters_total, by pipeline alone. other: of a pipeline that this "
+    "process has no code of, such as a template. Without deliveries whose webhook is disabled: its owner has them",
+    ["pipeline"],
+)
+#: No operator has to do anything about a dead letter with one of these codes.
+_OF_OWNERS = frozenset({"webhook_disabled"})
+_OTHER = "other"
+_declared = {_OTHER}
 #: Bounds the number of different codes, because handlers choose them.
 bounded_code = Bounded()
+
+
+def declare(pipelines: Iterable[str]) -> None:
+    """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the event with which
+    a counter first appears. Otherwise many dead letters at once, the first of this process, would cause no alert.
+    """
+    _declared.update(pipelines)
+    BY_PIPELINE.labels(_OTHER)  # first: the number of counters has a bound
+    for pipeline in sorted(_declared):
+        BY_PIPELINE.labels(pipeline)
 
 
 def count_dead_letter(pipeline: str, step: str, code: str) -> None:
     """Count a step that failed for good, and is in the list of dead letters now."""
     DEAD.labels(pipeline, step, bounded_code(code)).inc()
+    if code not in _OF_OWNERS:
+        BY_PIPELINE.labels(pipeline if pipeline in _declared else _OTHER).inc()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from leasehold.api.auth.security import OPERATE
@@ -45,14 +46,24 @@ async def test_while_the_database_is_away_requests_are_told_to_come_back(
     async with serving(through_proxy) as api, client_of(api.url, (await make_key()).text) as client:
         media_api = MediaApi(client)
         ticket = await media_api.submitted()
+        errors = server_errors()
         await to_database.cut()
         for answer in (await media_api.ask(), await media_api.complete(ticket), await media_api.look(ticket)):
             problem(answer, 503, "database_unavailable")
             assert answer.headers["retry-after"] == "2"
+        assert (await client.get("/readyz")).status_code == 503  # which is no error: no client asked
         assert (await client.get("/livez")).status_code == 200
         await to_database.open()
         assert (await media_api.look(ticket)).status_code == 200
         await media_api.submitted()
+        assert server_errors() == errors + 3
+
+
+def server_errors() -> float:
+    """The counter of the alerts about answers of 5xx."""
+    value = REGISTRY.get_sample_value("leasehold_http_server_errors_total")
+    assert value is not None, "it exists before the first error"
+    return value
 
 
 async def test_a_database_that_was_away_and_is_back_costs_no_request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
 import pytest
@@ -349,13 +350,23 @@ async def test_the_overview_counts_only_what_is_set_aside_now(person: MakePerson
     assert "The duty leases leaves 2 things alone for now: unforeseen." in await (await person()).see("/")
 
 
+@pytest.mark.parametrize(
+    ("isolation", "act"),
+    [("repeatable_read", "SELECT 1"), ("read_committed", "SELECT pg_current_xact_id()")],
+    ids=["reads", "has written, and waits"],
+)
 async def test_the_overview_names_a_session_that_holds_a_snapshot(
-    person: MakePerson, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    person: MakePerson,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    isolation: Literal["repeatable_read", "read_committed"],
+    act: str,
 ) -> None:
     monkeypatch.setattr(findings, "_LONG_SNAPSHOT", timedelta(0))
-    async with connected(settings, "report") as holder, holder.transaction(isolation="repeatable_read"):
+    async with connected(settings, "report") as holder, holder.transaction(isolation=isolation):
         await holder.execute("SET application_name = 'a report by hand'")
         pid = await holder.fetchval("SELECT pg_backend_pid()")
+        await holder.execute(act)
         page = await (await person(ROLES["admin"])).see("/")
         sentence = rf"The session {pid} of PostgreSQL \(a report by hand\) has held a snapshot for \d+ s"
         assert re.search(sentence, page)

@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 from prometheus_client import REGISTRY
 
+from leasehold.api.fleet import health
+from leasehold.api.fleet.health import Check, Readiness, _run_check
 from leasehold.domain.errors import (
     ObjectCorrupt,
     ObjectExists,
@@ -90,9 +93,14 @@ async def test_a_store_that_answers_is_back_also_for_a_reader_that_has_soon_read
 
 def requests_left() -> float:
     """How many requests count as left: their callers were cancelled, or broke."""
+    return counted(outcome="left")
+
+
+def counted(**labels: str) -> float:
+    """How many requests to stores have these labels."""
     samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
     name = "leasehold_store_request_duration_seconds_count"
-    return sum(sample.value for sample in samples if sample.name == name and sample.labels["outcome"] == "left")
+    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
 
 
 async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp_path: Path) -> None:
@@ -357,10 +365,44 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> None:
     store = ObjectStore(settings_of(s3.endpoint, s3.access_key, "wrong-canary", s3.bucket))
     await store.open()
+    refused = counted(outcome="refused")
     with pytest.raises(StoreError) as told:
         await store.put("k", b"x", **TEXT)
+    with pytest.raises(StoreError, match="refused the platform's credentials"):
+        await store.check_answers(60.0)
     await store.close()
     assert "canary" not in str(told.value)
+    assert counted(outcome="refused") == refused + 2
+
+
+async def check_of_the_store(store: ObjectStore) -> Check:
+    """What `/readyz` finds out about the store."""
+    readiness = Readiness(cast("Any", SimpleNamespace(kinds=(), store=store)))
+    return await _run_check("store", readiness._store, required=False)
+
+
+@pytest.mark.usefixtures("patient_readiness")
+async def test_a_store_that_answers_the_check_of_readiness_is_there_whatever_it_holds(store: ObjectStore) -> None:
+    there = counted(operation="readiness", outcome="missing")
+    assert await check_of_the_store(store) == Check("store", ok=True, required=False, detail="answers")
+    await store.put("readiness", b"x", **TEXT)
+    assert (await check_of_the_store(store)).ok
+    assert counted(operation="readiness", outcome="missing") == there + 1
+
+
+async def test_a_silent_store_counts_as_unavailable_and_not_as_left_by_those_who_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The alert must see it although every probe gives up long before a request does."""
+    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 1.0)
+    left, unavailable = requests_left(), counted(operation="readiness", outcome="unavailable")
+    async with server(None) as endpoint:
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        assert await check_of_the_store(store) == Check("store", ok=False, required=False, detail="does not answer")
+        await store.close()
+    assert requests_left() == left
+    assert counted(operation="readiness", outcome="unavailable") == unavailable + 1
 
 
 GREEDY = """

@@ -454,6 +454,44 @@ async def test_only_the_elected_process_tells_and_another_takes_its_place(settin
     assert (bool(list(first.collect())), bool(list(second.collect()))) == (False, True)
 
 
+class NoBroker:
+    """What the metrics ask of a broker."""
+
+    name = "none"
+
+    def describe(self) -> dict[str, Any]:
+        return {"connected": True, "connects": {}}
+
+
+async def test_a_process_leads_while_its_answers_are_fresh_whatever_question_has_none(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert that nothing is told must not fire for one question, and must fire if the rounds stand still."""
+
+    def leads() -> float | None:
+        return REGISTRY.get_sample_value("leasehold_exporter_leads")
+
+    def refused() -> float | None:
+        return REGISTRY.get_sample_value("leasehold_exporter_refused_total", {"question": "backlog"})
+
+    monkeypatch.setattr(queries, "BACKLOG", "SELECT 1 FROM missing")
+    with exporting.exporting(settings, uuid4(), cast("Any", None), cast("Any", NoBroker()), [GOOD]) as exporter:
+        assert leads() == 0
+        assert REGISTRY.get_sample_value("leasehold_exporter_refused_total", {"question": "good"}) is not None
+        before = refused()
+        assert before is not None
+        await exporter._query_as_leader(rows.connection)
+        assert leads() == 1
+        assert refused() == before + 1
+        assert REGISTRY.get_sample_value("leasehold_database_bytes") is not None
+        assert REGISTRY.get_sample_value("leasehold_jobs_unfinished") is None
+        exporter._fresh_until = 0.0  # the rounds since then ended with errors
+        assert leads() == 0
+        assert REGISTRY.get_sample_value("leasehold_database_bytes") is None
+        await workers.resign(rows.connection, exporter._owner)
+    assert leads() == 0
+
+
 async def test_an_api_tells_whether_it_reaches_the_database_also_if_nobody_asks_whether_it_is_ready(
     settings: Settings, rows: Rows
 ) -> None:

@@ -94,13 +94,14 @@ def test_every_alert_has_a_runbook_that_names_it_and_every_runbook_an_alert() ->
 
 
 def test_every_alert_has_a_case_in_which_it_must_fire() -> None:
-    assert sorted(case.alert for case in CASES) == sorted(alert.name for alert in all_alerts())
+    assert {case.alert for case in CASES} == {alert.name for alert in all_alerts()}
+    assert len({(case.alert, case.when) for case in CASES}) == len(CASES)
 
 
 def test_what_tenants_do_wrong_pages_nobody() -> None:
     """A job also fails because of a tenant's handler, limit or address of a webhook, whatever the platform does."""
     expressions = {alert.name: alert.expression for alert in all_alerts() if alert.severity == "page"}
-    of_outcomes = re.compile(r"job_failures|jobs_finished|dead_letters|attempts_total|retries_total")
+    of_outcomes = re.compile(r"job_failures|job_outcomes|jobs_finished|dead_letters|attempts_total|retries_total")
     assert [name for name, expression in expressions.items() if of_outcomes.search(expression)] == []
     of_failures = [(a.name, a.severity) for a in all_alerts() if "job_failures" in a.expression]
     assert of_failures == [("LeaseholdJobsFailingSlow", "ticket")]

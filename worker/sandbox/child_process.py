@@ -197,10 +197,11 @@ def _crash(status: int) -> ChildCrashed:
 
 
 def _cause_of(status: int) -> str:
-    """The metric's label: a signal's name, `out_of_memory`, `exit` or `unknown`."""
+    """The metric's label: a signal's name, `out_of_memory`, `exit` or `other`."""
     if status >= 0:
         return "out_of_memory" if status == frames.OUT_OF_MEMORY else "exit"
     try:
-        return signal.Signals(-status).name
+        name = signal.Signals(-status).name
     except ValueError:
-        return "unknown"
+        return "other"
+    return name if name in metrics.HOW_CHILDREN_CRASH else "other"
