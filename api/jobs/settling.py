@@ -38,11 +38,8 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
-            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` alone does not suffice,
-            # because it adds only the queues of runnable tasks. A job that will wait at a concurrency limit has no
-            # runnable task.
-            queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
-            async with services.admission.submitting(connection, access.acting_caller.payer, queues) as charge:
+            # {}: `add_queues_of` adds the queues in which the job waits after this.
+            async with services.admission.submitting(connection, access.acting_caller.payer, {}) as charge:
                 step = await _write_settlement(services, connection, access, orders, body)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)

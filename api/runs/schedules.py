@@ -465,13 +465,13 @@ async def backfill(
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
         # {}: do not check the depths of the queues before the write, because the number of runs is not known yet.
-        # `submitting` checks the depths of `charge.queues` after the write.
+        # `add_queues_of` makes `submitting` check them after the write.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
-            charge.queues.update(_queues_of(caller, prepared_run))
             for tick in ticks_to_submit:
                 created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)
                 if created_run is not None:
                     created_runs.append((created_run, template))
+            await services.admission.add_queues_of(connection, charge, *(run.id for run, _ in created_runs))
             await services.admission.refund(connection, caller.payer, charged_runs - len(created_runs))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}

@@ -13,7 +13,7 @@ that they cannot deadlock. They lock first the rows of the rates, before any wri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,12 +31,23 @@ from leasehold.limits.upload_room import UploadRoom
 from leasehold.limits.usage import Usage
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.transitions.concurrency import FIRST_STEP_OF_HELD_JOB
 
 #: The two rates: of jobs, and of uploads that begin before their job exists.
 Charge = Literal["submissions", "uploads"]
 #: The retry-after of a submission to a full queue.
 _FULL_QUEUE_SECONDS = 5.0
 _NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
+
+# $1 jobs. `held`: the tasks that wait for the concurrency limits of their jobs alone.
+_QUEUES_OF_JOBS = f"""
+-- queues_of_jobs
+SELECT t.queue, (count(*) FILTER (WHERE t.status = 'blocked'))::int AS held
+FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.job_id = ANY($1::uuid[])
+  AND (t.status IN ('pending', 'retry', 'waiting') OR (j.held AND {FIRST_STEP_OF_HELD_JOB}))
+GROUP BY t.queue
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +63,13 @@ class Payer:
 @dataclass(slots=True)
 class Paid:
     """The charge of a submission. `fields`: the RateLimit header fields for the answer. `queues`: the queues in which
-    the written tasks wait. Their depths are checked again after the write.
+    the written tasks wait. Their depths are checked again after the write. `held`: queue -> the tasks of
+    `add_queues_of` that will wait in it once the concurrency limits admit their jobs.
     """
 
     fields: dict[str, str]
     queues: set[str] = field(default_factory=set)
+    held: Counter[str] = field(default_factory=Counter)
 
 
 def queues_of(
@@ -117,20 +130,18 @@ class Admission:
         yield paid
         if not is_far_from_bound:
             await self._usage.check_exactly(connection, payer.tenant_id)
-        await self._check_depth_after_write(connection, paid.queues)
+        await self._check_depth_after_write(connection, paid)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, *job_ids: UUID) -> None:
-        """Add to `paid` the queues in which the jobs' runnable tasks wait. Call this for jobs that are not new, as in a
-        retry: they may begin at any step. (For a new job, `queues_of` returns the queues.)
+        """Add to `paid` the queues in which the jobs' tasks wait, or will wait once the concurrency limits admit the
+        jobs. Call this after the write, once for each job whose queues `submitting` did not get. An example is a retry:
+        it may begin at any step.
         """
         if self._settings.queue_depth_limit is None:
             return
-        rows = await connection.fetch(
-            "SELECT DISTINCT queue FROM task WHERE job_id = ANY($1::uuid[])"
-            " AND status IN ('pending', 'retry', 'waiting')",
-            list(job_ids),
-        )
-        paid.queues |= {row["queue"] for row in rows}
+        for row in await connection.fetch(_QUEUES_OF_JOBS, list(job_ids)):
+            paid.queues.add(row["queue"])
+            paid.held[row["queue"]] += row["held"]
 
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
@@ -211,16 +222,16 @@ class Admission:
             if await run_reads.depth(connection, queue, at_most) + new_tasks > at_most:
                 raise _queue_full(at_most)
 
-    async def _check_depth_after_write(self, connection: Connection, queues: Collection[str]) -> None:
+    async def _check_depth_after_write(self, connection: Connection, paid: Paid) -> None:
         """Check the depths again after the write, under a lock for each queue, because concurrent submissions must see
         the tasks of each other.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is None:
             return
-        for queue in sorted(queues):
+        for queue in sorted(paid.queues):
             await lock_name(connection, f"depth {queue}")
-            if await run_reads.depth(connection, queue, at_most + 1) > at_most:
+            if await run_reads.depth(connection, queue, at_most + 1) + paid.held[queue] > at_most:
                 raise _queue_full(at_most)
 
 

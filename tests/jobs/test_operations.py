@@ -21,6 +21,7 @@ from leasehold.app.writing import write
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.domain.json_digest import json_digest
 from leasehold.domain.pipeline import Pipeline, Step
@@ -894,6 +895,21 @@ async def test_retried_jobs_of_several_keys_lock_these_in_the_order_of_a_debounc
     await other.close()
 
 
+@pytest.mark.parametrize("has_limit", [False, True])
+async def test_retried_jobs_count_in_their_queues_also_before_a_limit_admits_them(
+    maker: Maker, running: Running, rows: Connection, client_with: MakeClient, has_limit: bool
+) -> None:
+    broken = await failed(maker, number=3)
+    if has_limit:
+        operator = await client_with(security.OPERATE)
+        limit = await operator.put("/v1/limits", json={"key": "template:outside", "tenant_id": "acme", "at_most": 9})
+        assert limit.is_success, limit.text
+    with pytest.raises(TooMany) as refused:
+        await act(running, rows, "retry", broken, queue_depth_limit=2)
+    assert refused.value.code == "queue_full"
+    assert sorted((await act(running, rows, "retry", broken, queue_depth_limit=3)).acted) == sorted(broken)
+
+
 async def test_a_retry_that_breaks_at_its_end_leaves_nothing_of_it_in_the_outcome(
     maker: Maker, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1010,10 +1026,15 @@ async def test_runs_that_were_left_are_refused_once_no_worker_has_their_code(
 
 
 async def act(
-    running: Running, rows: Connection, action: Action, job_ids: list[UUID], pipelines: tuple[str, ...] = ()
+    running: Running,
+    rows: Connection,
+    action: Action,
+    job_ids: list[UUID],
+    pipelines: tuple[str, ...] = (),
+    **bounds: int,
 ) -> Outcome:
     """One batch, in a transaction, without a worker."""
-    settings = running.services.settings
+    settings = running.services.settings.model_copy(update=bounds)
     operation = Operation(
         action=action,
         filter="created:>0s",

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from leasehold.db.database import Connection, Pool, connect, make_pool
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid, TooMany
+from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.limits.admission import Admission, Payer, queues_of, queues_of_jobs
 from leasehold.settings import Settings
@@ -195,3 +197,31 @@ async def test_a_job_that_is_tried_again_counts_in_the_queues_in_which_it_waits_
     async with limited.submitting(connection, PAYER, {}) as paid:
         await limited.add_queues_of(connection, paid, job_id)
         assert paid.queues == {"q1", "q2"}
+
+
+@pytest.mark.parametrize("depth", [4, 5])
+async def test_a_job_that_is_tried_again_at_a_concurrency_limit_counts_where_it_waits_once_it_is_admitted(
+    settings: Settings, connection: Connection, depth: int
+) -> None:
+    """Its first steps count, and no step that needs another. So do several jobs of one submission together."""
+    rows = Rows(connection)
+    limited = admission(settings, queue_depth_limit=depth)
+    steps = [Step("a", queue="q"), Step("b", queue="q"), Step("c", queue="q", needs=("a",))]
+    pipeline = Pipeline("p", module="tests", steps=steps)
+    limits = [ConcurrencyLimit("acme", "k", at_most=1)]
+    job_ids = [new_id(), new_id()]
+    for job_id in job_ids:
+        await rows.submit(pipeline, tenant="acme", id=job_id, limits=limits)
+    await rows.submit(Pipeline("other", module="tests", steps=[Step("a", queue="q")]), tenant="acme")
+
+    async def write() -> None:
+        async with connection.transaction(), limited.submitting(connection, PAYER, {}) as paid:
+            for job_id in job_ids:
+                await limited.add_queues_of(connection, paid, job_id)
+
+    if depth == 5:  # the four first steps of the two jobs, and the step of another job
+        await write()
+    else:
+        with pytest.raises(TooMany) as refused:
+            await write()
+        assert refused.value.code == "queue_full"

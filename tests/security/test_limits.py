@@ -578,9 +578,13 @@ async def test_a_backfill_is_all_or_nothing_and_costs_what_has_no_run_yet(known:
         assert 10 in await acme.charged(began)
 
 
-async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection) -> None:
+@pytest.mark.parametrize("has_limit", [False, True], ids=["without a limit", "at a concurrency limit with room"])
+async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection, has_limit: bool) -> None:
     """Full queues refuse whatever would wait in them; the same request passes once they have room."""
     async with world(known, rows, queue_depth_limit=8) as acme:
+        if has_limit:  # then a job waits for its admission until after the commit
+            limit = {"tenant_id": TENANT, "key": "tenant", "at_most": 1000}
+            assert (await acme.http.put("/v1/limits", json=limit)).is_success
         for operation, (way, _, of) in SUBMITS.items():
             if of == "upload":
                 continue

@@ -11,7 +11,7 @@ four jobs reserves one place for tenants without an admitted job. The reason: an
 again.
 """
 
-from leasehold.transitions.concurrency.admission import admit, admit_each, new_search
+from leasehold.transitions.concurrency.admission import FIRST_STEP_OF_HELD_JOB, admit, admit_each, new_search
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, without_value
 from leasehold.transitions.concurrency.queueing import (
     LimitedJob,
@@ -26,6 +26,7 @@ from leasehold.transitions.concurrency.queueing import (
 )
 
 __all__ = [
+    "FIRST_STEP_OF_HELD_JOB",
     "JOBS",
     "LIMITS",
     "ConcurrencyLimitName",

@@ -122,9 +122,14 @@ WHERE g.job_id = ANY($1::uuid[]) AND g.ready_at <= clock_timestamp() AND j.held
 GROUP BY g.job_id
 """
 
-# $1 the jobs. `waiting_on` counts the steps for which a task waits. A first step waits for no other step: all steps
-# that it needs have succeeded. But while its job is held, its `waiting_on` is 1: this 1 represents all limits. `jobs`
-# locks each job and reads its columns once; later CTEs reuse these columns.
+#: SQL: the task `t` of a held job may run once the limits admit the job. `waiting_on` counts the steps for which a task
+#: waits. A first step waits for no other step: all steps that it needs have succeeded. But while its job is held, its
+#: `waiting_on` is 1: this 1 represents all limits.
+FIRST_STEP_OF_HELD_JOB = """t.status = 'blocked' AND t.waiting_on = 1
+      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
+                        AND p.status <> 'succeeded' AND NOT p.contained)"""
+
+# $1 the jobs. `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -141,9 +146,7 @@ WITH jobs AS MATERIALIZED (
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
         available_at = greatest(t.available_at, clock_timestamp())
     FROM jobs
-    WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
-      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
-                        AND p.status <> 'succeeded' AND NOT p.contained)
+    WHERE t.job_id = jobs.id AND {FIRST_STEP_OF_HELD_JOB}
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
