@@ -315,16 +315,18 @@ class App:
     async def serving(self, settings: Settings | None = None) -> AsyncIterator[Worker]:
         """Run a worker for this app in this process during the block, for a small program or a test. At the end of the
         block the worker claims no further task, and waits up to `drain_seconds` for the attempts that run.
+
+        If a part of the worker fails, the block is cancelled, and `serving` raises the error. If an operator drains the
+        worker (`leasehold workers drain`), or most of its threads are stuck, it claims no further task, and the block
+        goes on.
         """
         from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
+        from leasehold.app.serving import watched  # noqa: PLC0415 - as above
         from leasehold.worker.worker import Worker  # noqa: PLC0415 - as above
 
         log_to_the_program()
-        async with Worker(settings or self.connections.settings, self.pipelines()) as worker:
-            try:
-                yield worker
-            finally:
-                await worker.drain()
+        async with Worker(settings or self.connections.settings, self.pipelines()) as worker, watched(worker):
+            yield worker
 
     def close(self) -> None:
         """Close the app's connections. The next submission opens them again."""

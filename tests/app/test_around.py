@@ -101,6 +101,36 @@ async def test_a_program_runs_a_worker_of_its_own(using: Callable[..., App]) -> 
         assert await (await in_the_loop.asubmit()) == "customer of around.in_the_loop"
 
 
+async def test_a_worker_of_a_program_that_an_operator_drains_claims_nothing_more_and_the_block_goes_on(
+    using: Callable[..., App],
+) -> None:
+    using(app)
+    async with asyncio.timeout(SECONDS), app.serving() as worker:
+        assert worker.health.is_ready
+        worker.retired.set()  # as the heartbeat does
+        while worker.health.is_ready:
+            await asyncio.sleep(0.01)
+        await worker.parts.slot_pools.finished()
+        run = await in_the_loop.asubmit()
+        await asyncio.sleep(0.3)
+        assert await run.astatus() in ("pending", "queued")
+
+
+async def test_a_program_whose_worker_cannot_load_a_task_sees_the_error(using: Callable[..., App]) -> None:
+    """The block went on, and the worker, which had drained, executed no run any more."""
+    nowhere = App("nowhere")  # no global variable of a module: no other process can import it
+    nowhere.task(retry=ONCE)(quick_one)
+    nowhere.task(isolated=True, name="apart")(quick_one)
+    using(nowhere)
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(DeclarationError):
+            async with nowhere.serving():
+                await asyncio.Event().wait()
+
+
+def quick_one() -> None: ...
+
+
 crowded = App("crowded")
 go_on = threading.Event()
 
