@@ -78,7 +78,8 @@ CRASHES = counter(
 )
 NONE_FORKED = counter(
     "attempts_without_child_total",
-    "Attempts at isolated steps that were put off, because no child process could be started or forked for them",
+    "Attempts at isolated steps, and at tasks with process=True, that were put off, because no child process could be "
+    "started or forked for them",
     ["pipeline"],
 )
 CHILD_PEAK = histogram(

@@ -45,15 +45,24 @@ class Process:
 
     @classmethod
     async def start(cls) -> Process:
-        worker_end, child_end = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "leasehold.app.process_child", str(child_end.fileno()), str(os.getpid()),
-                *import_path(),
-                pass_fds=(child_end.fileno(),), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            child_end.close()
+        """Raises NoneForked if the machine has no room for a process: the run is then put off, and charged with
+        nothing.
+        """
+        from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
+
+        with contextlib.ExitStack() as on_error:
+            try:
+                worker_end, child_end = socket.socketpair()
+                on_error.callback(worker_end.close)
+                with child_end:
+                    process = await asyncio.create_subprocess_exec(
+                        sys.executable, "-P", "-m", "leasehold.app.process_child",
+                        str(child_end.fileno()), str(os.getpid()), *import_path(),
+                        pass_fds=(child_end.fileno(),), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+                    )  # fmt: skip
+            except OSError as error:
+                raise NoneForked(f"no process could be started: {error}") from error
+            on_error.pop_all()
         reader, writer = await asyncio.open_connection(sock=worker_end, limit=_STREAM_BYTES)
         return cls(process, reader, writer)
 

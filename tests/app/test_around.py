@@ -18,6 +18,7 @@ from leasehold.app import processes
 from leasehold.db.database import Connection
 from leasehold.worker.attempts import inline
 from tests.app.conftest import Serve
+from tests.support.now import now
 
 SECONDS = 60.0
 ONCE = Retry(times=0)
@@ -106,9 +107,9 @@ async def test_a_worker_of_a_program_that_an_operator_drains_claims_nothing_more
 ) -> None:
     using(app)
     async with asyncio.timeout(SECONDS), app.serving() as worker:
-        assert worker.health.is_ready
+        assert now(worker.health.is_ready)
         worker.retired.set()  # as the heartbeat does
-        while worker.health.is_ready:
+        while now(worker.health.is_ready):
             await asyncio.sleep(0.01)
         await worker.parts.slot_pools.finished()
         run = await in_the_loop.asubmit()

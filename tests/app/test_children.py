@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from leasehold.db.database import Connection
 from leasehold.db.log_reads import LogFilter
 from leasehold.domain.ids import new_id
 from leasehold.domain.result_limits import ResultLimits
+from leasehold.worker.attempts import runner
 from tests.app import child_tasks
 from tests.app.conftest import Serve
 
@@ -84,6 +86,28 @@ async def test_what_ends_a_process_ends_the_attempt_with_its_code(served: None, 
         assert sentence in failed.value.message
         assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == attempts, kind
     assert (await (await child_tasks.add.asubmit(1, 2)))[0] == 3  # another process serves the next call
+
+
+async def test_a_run_for_which_no_process_can_be_started_is_put_off_and_charged_with_nothing(
+    served: None, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 0
+    start_process = asyncio.create_subprocess_exec
+
+    async def start_later(*arguments: Any, **options: Any) -> Any:
+        nonlocal refusals
+        if not refusals:
+            refusals += 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await start_process(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_later)
+    monkeypatch.setattr(runner, "_NO_CHILD_SECONDS", 0.01)
+    run = await child_tasks.add.asubmit(1, 2)
+    assert (await run)[0] == 3
+    assert refusals == 1
+    assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == 1
+    assert await connection.fetchval("SELECT count(*) FROM failure") == 0
 
 
 async def test_a_directory_that_cannot_be_deleted_costs_no_result(served: None) -> None:

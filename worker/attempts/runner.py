@@ -324,18 +324,17 @@ class Runner:
         record_in(log_and_stream)  # store what the handler logs
         begin_foreign_code()
         try:
-            if step.isolated:
-                try:
-                    if not await self._isolated.may_perform(pipeline):
-                        return await self._put_off(claimed)
-                    return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
-                except NoChild as error:  # the step has not begun, so it is charged with nothing
-                    log.warning("a step is put off, perhaps to another worker", reason=str(error))
-                    if not isinstance(error, NoneForked):
-                        return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
-                    metrics.NONE_FORKED.labels(pipeline.name).inc()
-                    return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
-            return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
+            if not step.isolated:
+                return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
+            if not await self._isolated.may_perform(pipeline):
+                return await self._put_off(claimed)
+            return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
+        except NoChild as error:  # the step, or the task with process=True, has not begun: charge it with nothing
+            log.warning("a step is put off, perhaps to another worker", reason=str(error))
+            if not isinstance(error, NoneForked):
+                return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
+            metrics.NONE_FORKED.labels(pipeline.name).inc()
+            return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
 
