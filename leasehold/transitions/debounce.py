@@ -1,5 +1,5 @@
 """Debounces runs (`merge`): a run that has not started yet takes the arguments of a later submission, and starts
-later.
+later. A claim that its worker put off, because it had no room or no code for the run, is no start.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
 the run with its key has started, that run loses the key, and the submission becomes a new run.
@@ -60,11 +60,19 @@ LEFT JOIN idempotency i ON i.tenant_id = $1 AND i.key = {_REMEMBERED_AS} AND i.e
 WHERE j.id IS NOT NULL OR i.key IS NOT NULL
 """
 
+# SQL: no code of the task `t` has run. Every claim was put off by its worker, which lacked the code or a place for it,
+# such as a thread or a child process (`put_off` in settlements/snoozing.py). A job with concurrency limits counts as
+# started, because they have admitted it with its present arguments.
+_ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
+                          WHERE e.job_id = t.job_id AND e.task_id = t.id AND e.data ? 'put_off')
+         AND NOT EXISTS (SELECT 1 FROM gate_job g WHERE g.job_id = t.job_id))"""
+
 # $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
-# these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch is
-# above 0, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
-# newest version of the row. `at_limits`: a job that waits at its concurrency limits (has rows in `gate_job`) is not
-# admitted before its new start. `unindexed`: PostgreSQL uses no partial index for the condition.
+# these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch has
+# grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
+# newest version of the row. `known_again`: the row would let a worker with the code make the task due before its new
+# start. `at_limits`: a job that waits at its concurrency limits (has rows in `gate_job`) is not admitted before its new
+# start. `unindexed`: PostgreSQL uses no partial index for the condition.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -79,8 +87,11 @@ WITH submissions AS MATERIALIZED (
 ), postponed_tasks AS (
     UPDATE task t SET available_at = clock_timestamp() + make_interval(secs => w.delay)
     FROM waiting_jobs w
-    WHERE t.job_id = w.id AND t.epoch = 0 AND {unindexed("t.status IN ('waiting', 'blocked')")}
-    RETURNING t.job_id, t.available_at
+    WHERE t.job_id = w.id AND {unindexed("t.status IN ('waiting', 'blocked')")}
+      AND CASE t.epoch WHEN 0 THEN true ELSE {_ONLY_PUT_OFF} END
+    RETURNING t.id, t.job_id, t.available_at
+), known_again AS (
+    DELETE FROM unknown_task u USING postponed_tasks p WHERE u.task_id = p.id
 ), at_limits AS (
     UPDATE gate_job g SET ready_at = p.available_at FROM postponed_tasks p
     WHERE g.job_id = p.job_id AND g.admitted_at IS NULL

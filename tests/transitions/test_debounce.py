@@ -12,10 +12,10 @@ import pytest
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
-from leasehold.transitions import debounce, settlements
+from leasehold.transitions import concurrency, debounce, jobs, settlements
 from leasehold.transitions.debounce import Debounced
 from leasehold.transitions.jobs import RunOf
-from leasehold.transitions.settlements import Completion, Snoozing
+from leasehold.transitions.settlements import Completion, Failure, Snoozing
 from tests.factories import Rows, assert_histories
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
@@ -113,7 +113,7 @@ async def test_a_run_that_has_started_keeps_all_but_its_key(rows: Rows, state: s
     if state != "due":
         (claimed,) = await rows.claim_all()
         if state != "running":
-            await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 600.0)])
+            await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 600.0, by_step=True)])
     before = await rows.job(own)
     task = await rows.connection.fetchrow("SELECT * FROM task WHERE job_id = $1", own)
     submission = new_id()
@@ -122,6 +122,61 @@ async def test_a_run_that_has_started_keeps_all_but_its_key(rows: Rows, state: s
     assert await rows.connection.fetchrow("SELECT * FROM task WHERE job_id = $1", own) == task
     again = await written(rows)  # as the caller does, in the same transaction
     assert await submitted(rows, submission=submission) == again, "no earlier submission had been merged"
+
+
+async def put_off(rows: Rows, *, by_step: bool = False, missing: str | None = None) -> None:
+    """A worker claims the task that is due, and snoozes it for no time."""
+    (claimed,) = await rows.claim_all()
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 0.0, missing_handler=missing, by_step=by_step)])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_run_whose_code_no_worker_could_run_yet_has_not_started(rows: Rows, times: int) -> None:
+    """Its epoch does not go back, and no worker that has the code wakes the run before its new start."""
+    own = await written(rows, due=True)
+    for _ in range(times):
+        await put_off(rows, missing="debounced.only")
+    assert await submitted(rows) == own
+    task = await rows.connection.fetchrow("SELECT * FROM task WHERE job_id = $1", own)
+    assert task is not None
+    assert (task["status"], task["epoch"]) == ("waiting", times)
+    assert task["available_at"] > await rows.connection.fetchval("SELECT now() + interval '100 minutes'")
+    assert await rows.connection.fetchval("SELECT count(*) FROM unknown_task") == 0
+    job = await rows.job(own)
+    assert (job["params"], job["dedupe_key"]) == ({"n": 2}, "key")
+    assert job["deadline_at"] == task["available_at"] + DEBOUNCED.terms.timeout
+    await assert_histories(rows.connection)
+
+
+@pytest.mark.parametrize("before", ["a snooze of the step", "a failure", "a release", "a limit"])
+async def test_a_run_that_is_put_off_after_its_start_has_started(rows: Rows, before: str) -> None:
+    own = await written(rows, due=True, limits=LIMITS if before == "a limit" else [])
+    if before == "a limit":
+        await concurrency.admit(rows.connection, [(limit.tenant_id, limit.key) for limit in LIMITS])
+    elif before == "a snooze of the step":
+        await put_off(rows, by_step=True)
+    else:
+        (claimed,) = await rows.claim_all()
+        if before == "a release":
+            await settlements.release(rows.connection, [claimed.lease])
+        else:
+            failure = Failure(claimed.lease, "error", "no", "no", retryable=True, delay=0.0)
+            await settlements.fail(rows.connection, [failure])
+    await put_off(rows)
+    assert await submitted(rows) is None
+    assert (await rows.job(own))["dedupe_key"] is None
+
+
+async def test_a_workflow_that_snoozes_to_see_its_cancel_has_started(rows: Rows) -> None:
+    """Its only attempt failed, and a failure of a workflow that is being cancelled is a snooze."""
+    own = await written(rows, due=True)
+    (claimed,) = await rows.claim_all()
+    await rows.connection.execute("UPDATE task SET journaled = true WHERE job_id = $1", own)
+    await jobs.request_cancel(rows.connection, [own], "t", reason="", by="tests")
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 600.0)])
+    assert (await rows.task(claimed.lease.task_id))["status"] == "waiting"
+    assert await submitted(rows) is None
+    assert (await rows.job(own))["params"] == {"n": 1}
 
 
 async def test_a_repeated_submission_is_found_by_its_tenant_and_task_alone(rows: Rows) -> None:

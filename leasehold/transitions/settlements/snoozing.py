@@ -33,7 +33,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
         WITH ORDINALITY AS p(delay, note, missing_handler, by_step, nth) ON p.nth = held.nth
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.missing_handler,
-              held.nth AS place  -- as write_outputs names it
+              p.by_step, held.nth AS place  -- as write_outputs names it
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed_tasks WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
@@ -50,10 +50,13 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
-    -- An event of a snooze has the kind `parked`.
+    -- An event of a snooze has the kind `parked`. `put_off`: the code of the step did not run, so a debounce
+    -- (debounce.py) does not count the claim. In a job that is being cancelled, a failed workflow snoozes, too.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, j.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), j.tenant_id, 'parked',
-           j.status, s.id, s.step, 'waiting', s.epoch, jsonb_build_object('until', s.available_at)
+           j.status, s.id, s.step, 'waiting', s.epoch, jsonb_strip_nulls(jsonb_build_object(
+               'until', s.available_at,
+               'put_off', CASE WHEN NOT s.by_step AND j.status <> 'cancel_requested' THEN true END))
     FROM snoozed_tasks s JOIN advanced_jobs j ON j.id = s.job_id
 )
 -- A repeated call finds the tasks waiting already: they are settled, too.

@@ -11,8 +11,13 @@ WITH submissions AS MATERIALIZED (
 ), postponed_tasks AS (
     UPDATE task t SET available_at = clock_timestamp() + make_interval(secs => w.delay)
     FROM waiting_jobs w
-    WHERE t.job_id = w.id AND t.epoch = 0 AND CASE WHEN t.status IN ('waiting', 'blocked') THEN true ELSE false END
-    RETURNING t.job_id, t.available_at
+    WHERE t.job_id = w.id AND CASE WHEN t.status IN ('waiting', 'blocked') THEN true ELSE false END
+      AND CASE t.epoch WHEN 0 THEN true ELSE (t.epoch = (SELECT count(*) FROM history e
+                          WHERE e.job_id = t.job_id AND e.task_id = t.id AND e.data ? 'put_off')
+         AND NOT EXISTS (SELECT 1 FROM gate_job g WHERE g.job_id = t.job_id)) END
+    RETURNING t.id, t.job_id, t.available_at
+), known_again AS (
+    DELETE FROM unknown_task u USING postponed_tasks p WHERE u.task_id = p.id
 ), at_limits AS (
     UPDATE gate_job g SET ready_at = p.available_at FROM postponed_tasks p
     WHERE g.job_id = p.job_id AND g.admitted_at IS NULL
