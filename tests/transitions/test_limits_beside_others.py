@@ -163,6 +163,7 @@ async def test_a_submission_waits_for_no_admission_at_a_declared_limit_whose_bou
     async with other.transaction():
         await rooms_of(other, sorted(names), None)
         await wait_at(rows, ConcurrencyLimit("t", "tenant", declared_as=(EVERYBODY, "tenant")))
+        await wait_at(rows, ConcurrencyLimit("u", "tenant", at_most=9))  # its job does not know of the declaration yet
     assert (await bounds(rows))["t", "tenant"] == (2, None)
 
 
@@ -254,12 +255,33 @@ async def test_a_job_changes_no_bounds_that_an_operator_declared(rows: Rows) -> 
     assert await admitted(rows) == 1
 
 
+@pytest.mark.parametrize(("is_declared", "brought"), [(True, 9), (False, None)])
+async def test_a_retry_changes_no_bounds_that_an_operator_declared_or_for_which_it_brings_none(
+    rows: Rows, is_declared: bool, brought: int | None
+) -> None:
+    """Unlike a submission, it locks the limit's row."""
+    await declare(rows, K, at_most=1)
+    await rows.connection.execute("UPDATE gate SET declared = $1", is_declared)
+    async with rows.connection.transaction():
+        await concurrency.lock_limits(rows.connection, [ConcurrencyLimit(*K, at_most=brought)])
+    assert await bounds(rows) == {K: (1, None)}
+
+
+async def test_a_job_changes_the_bounds_of_a_limit_whose_key_another_of_its_limits_has(rows: Rows) -> None:
+    for name in (K, SHARED):
+        await wait_at(rows, ConcurrencyLimit(*name, at_most=9))
+    await rows.submit(ONE, limits=[ConcurrencyLimit(*K, at_most=1), ConcurrencyLimit(*SHARED, at_most=9)])
+    assert await bounds(rows) == {K: (1, None), SHARED: (9, None)}
+
+
 async def test_a_job_that_brings_the_bounds_of_the_limit_writes_no_new_row(rows: Rows) -> None:
     """A busy limit would leave a dead row for each job."""
     limit, place = ConcurrencyLimit(*K, at_most=1), "SELECT ctid::text FROM gate"
     await wait_at(rows, limit)
     before = await rows.connection.fetchval(place)
     await wait_at(rows, limit)
+    async with rows.connection.transaction():
+        await concurrency.lock_limits(rows.connection, [limit])
     assert await rows.connection.fetchval(place) == before
 
 
