@@ -312,7 +312,7 @@ async def end_cancels(
 IS_FORGETTABLE = (
     f"{IS_REPORTED}"
     " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
-    "   WHERE e.child_id = job.id AND e.kind IN ('start', 'result') AND e.state = 'open'"
+    "   WHERE e.child_id = job.id AND e.kind IN ('start', 'result') AND e.state = 'open' AND e.value IS NULL"
     f"     AND {unindexed('parent.finished_at IS NULL')})"
     f" AND {LEAVES_NO_RUN} AND {COUNTS_AT_NO_RATE}"
     f" AND {not_in(RETENTION, 'job.id')} AND {tenant_stays('job.tenant_id')}"
@@ -339,7 +339,8 @@ async def forgettable_jobs(
 
     - jobs in quarantine, and jobs of tenants that move or have moved to another cell (an installation of its own);
     - runs whose result an unfinished workflow awaits: the workflow's function may run again from its top, and then
-      reads the result again; and runs that it has started, and may still await (not detached ones);
+      reads the result again; and runs that it has started, and may still await (not detached ones, nor those whose
+      result or failure it has recorded);
     - a workflow that did not succeed, until a duty has requested the cancel of the runs that it started;
     - a job whose admission still counts at a limit with a rate (`per_minute`), for a minute at most;
     - a job whose webhook deliveries are not written yet, for another day at most: they are made from the job's row;

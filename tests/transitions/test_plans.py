@@ -11,8 +11,8 @@ import pytest
 from leasehold.db import event_reads, statistics
 from leasehold.pipelines.media import reads as media_reads
 from leasehold.transitions import claims
-from leasehold.transitions.settlements import cancellation, completion, releasing, snoozing
-from leasehold.transitions.workflows import reading
+from leasehold.transitions.settlements import cancellation, completion, releasing, snoozing, suspending
+from leasehold.transitions.workflows import reading, recording
 from tests.factories import THREE, Rows
 from tests.transitions.conftest import Open
 
@@ -38,6 +38,14 @@ READS = {
     "read_signal": ("uuid, uuid, int, text, bigint", reading.READ_SIGNAL),
     "last_event_numbers": ("uuid[]", event_reads.LAST_EVENT_NUMBERS),
     "events_after": ("uuid, text, int, int", event_reads.EVENTS_AFTER),
+}
+#: What a worker sends for the calls of its workflows.
+RECORDS = {
+    "record_calls": ("uuid[], uuid[], int[], jsonb[]", recording.RECORD),
+    "suspend": (
+        "uuid[], uuid[], int[], jsonb[], int[], int[], float8[], uuid[], interval",
+        suspending.SUSPEND,
+    ),
 }
 #: What an index of all that waits, or all that runs, is called.
 OF_MANY = ("task_runnable", "task_running", "job_live")
@@ -178,6 +186,31 @@ async def test_no_call_of_a_journal_is_compared_with_each_result_where_there_wer
     plan = await plan_of(rows, *READS[name])
     assert "Join Filter: (r.task_id" not in plan, plan
     assert "Index Scan using result_pkey on result r\n" in plan, plan
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+@pytest.mark.parametrize("name", RECORDS)
+async def test_a_recorded_result_finds_the_call_that_started_its_run_by_the_run(
+    rows: Rows, name: str, *, is_analyzed: bool
+) -> None:
+    """A workflow may have started thousands of runs, and awaits all of them. PostgreSQL may know of many workflows with
+    one call only, which await few runs.
+    """
+    if is_analyzed:
+        await rows.submit(count=500)
+        await rows.connection.execute(
+            "INSERT INTO journal (job_id, branch, number, kind, name, state, child_id, epoch)"
+            " SELECT id, '', 1, 'result', 'one', 'open',"
+            " md5((row_number() OVER () % 100)::text)::uuid, 1 FROM job"
+        )
+        await rows.connection.execute("VACUUM ANALYZE journal, task, job")
+    plan = await plan_of(rows, *RECORDS[name])
+    assert "Seq Scan on journal" not in plan, plan
+    by_run = re.findall(r"Scan (?:using|on) journal_child.*\n\s+Index Cond: (.*)", plan)
+    assert [re.sub(r"\w+\.", "", condition) for condition in by_run] == ["(child_id = child_id)"], plan
+    by_place = re.findall(r"Index Scan using journal_pkey on journal \w+\n\s+Index Cond: (.*)", plan)
+    assert by_place
+    assert all("number = " in condition for condition in by_place), plan
 
 
 async def test_a_claim_takes_only_what_it_was_asked_for_from_a_backlog(rows: Rows) -> None:

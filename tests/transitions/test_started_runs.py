@@ -18,7 +18,7 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.runs import CreatedRuns, NewRun
-from leasehold.transitions.settlements import Completion, Failure, Snoozing
+from leasehold.transitions.settlements import Completion, Failure, Snoozing, Suspending
 from leasehold.transitions.workflows import children, recording
 from leasehold.transitions.workflows.records import Call, Recording
 from tests.factories import ONE, Rows, assert_histories
@@ -248,7 +248,57 @@ async def test_a_call_is_closed_once_neither_the_workflow_nor_its_end_needs_the_
         without_mark = {number: row | {"value": None} for number, row in after.items()}
         assert without_mark == entries | {number: entries[number] | {"state": "done"} for number in changed}
         closed[(await rows.job(workflow.job_id))["status"]] = sorted(changed)
-    assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": [0]}
+    assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": []}
+
+
+@pytest.mark.parametrize("suspends", [False, True])
+async def test_the_record_of_a_result_closes_the_call_that_started_the_run_and_no_other(
+    rows: Rows, *, suspends: bool
+) -> None:
+    """A failed run may be retried: its call gets a mark, and stays open. So do the calls of runs of which the workflow
+    reads nothing now, and those of other workflows, also if they started the run.
+    """
+    read, other, unread, broken, foreign = [await ended(rows, succeeds=n != 3) for n in range(5)]
+    await running(rows, start(2, foreign), start(1, unread), result(5, read))
+    starts = [start(n, run) for n, run in enumerate((read, other, unread, broken), 1)]
+    starts += [Call("1.0/", n, "start", "one", child=unread) for n in (1, 4)]
+    awaits = [Call("1.0/", 6, "result", "one", child=read), Call("1.0/", 7, "result", "one", child=broken)]
+    awaits += [result(5, other), result(6, other), result(7, unread), result(8, foreign)]
+    own = await running(rows, *starts, *awaits, wait(9))
+    before = await table(rows, "journal")
+    ends = [
+        Call("1.0/", 6, "result", "one", "done", {"value": 1, "at": "2026-01-01T00:00:00+00:00"}),
+        Call("1.0/", 7, "result", "one", "failed", {"code": "c", "message": "m"}),
+        Call("", 8, "result", "one", "done", {"value": None, "at": "2026-01-01T00:00:00+00:00"}),
+        result(10, unread),
+    ]
+    if suspends:
+        await settlements.suspend(rows.connection, [Suspending(own.lease, tuple(ends), 0, None, None)])
+    else:
+        for _ in range(2):
+            await recording.record(rows.connection, [Recording(own.lease, tuple(ends))])
+    after = await table(rows, "journal")
+    recorded = {(own.job_id, call.branch, call.number) for call in ends}
+    changed = [
+        row for row in after if row not in before and (row["job_id"], row["branch"], row["number"]) not in recorded
+    ]
+    started = {row["child_id"]: row for row in before if (row["job_id"], row["kind"]) == (own.job_id, "start")}
+    expected = [started[read] | {"state": "done"}, started[broken] | {"value": {"known": True}}]
+    assert sorted(changed, key=lambda row: row["number"]) == expected
+
+
+async def test_the_call_that_started_a_run_which_is_deleted_is_closed_and_the_wait_for_the_run_is_not(
+    rows: Rows,
+) -> None:
+    """The open wait wakes the workflow. Once the workflow has ended, the wait is closed, too."""
+    deleted = await ended(rows)
+    goes_on, failed, succeeded = [await running(rows, start(1, deleted), result(2, deleted)) for _ in range(3)]
+    await fail(rows, failed)
+    await settlements.complete(rows.connection, [Completion(succeeded.lease)])
+    await rows.connection.execute("DELETE FROM job WHERE id = $1", deleted)
+    await children.close_calls(rows.connection)
+    for workflow, states in ((goes_on, ["done", "open"]), (failed, ["done"] * 2), (succeeded, ["done"] * 2)):
+        assert [row["state"] for _, row in sorted((await journal(rows, workflow)).items())] == states
 
 
 async def test_a_bounded_number_of_calls_is_closed_at_once_and_whether_there_may_be_more_is_told(rows: Rows) -> None:

@@ -14,7 +14,7 @@ import pytest
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions import claims, jobs, quarantine, settlements, sweeps
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Suspending
+from leasehold.transitions.settlements import Completion, Failure, Suspending
 from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
 from tests.factories import DIAMOND, THREE, Rows, assert_histories
@@ -268,18 +268,27 @@ async def test_a_run_is_kept_while_an_unfinished_workflow_awaits_or_may_await_it
     come meanwhile.
     """
 
-    async def run_of(kind: str, state: str = "open", *, has_ended: bool = False) -> UUID:
+    async def run_of(kind: str, state: str = "open", *, has_ended: bool = False, reads: str = "") -> UUID:
         child, workflow = await rows.leased(keep_seconds=0), await rows.leased()
-        call = Call("", 1, kind, "one", state, child=child.job_id)
-        await settlements.suspend(rows.connection, [Suspending(workflow.lease, (call,), 0, None, 0.0)])
-        await settlements.complete(rows.connection, [Completion(child.lease)])
+        calls = [Call("", 1, kind, "one", state, child=child.job_id)]
+        if reads:
+            calls.append(Call("", 2, "result", "one", child=child.job_id))
+        await settlements.suspend(rows.connection, [Suspending(workflow.lease, tuple(calls), 0, None, 0.0)])
+        if reads == "failed":
+            await settlements.fail(rows.connection, [Failure(child.lease, "error", "bad", "no", False, 60.0)])
+        else:
+            await settlements.complete(rows.connection, [Completion(child.lease)])
         (again,) = await rows.claim_all()
+        if reads:
+            end = Call("", 2, "result", "one", reads, {"value": 1})
+            await settlements.suspend(rows.connection, [Suspending(again.lease, (end,), 0, None, None)])
         if has_ended:
             await settlements.complete(rows.connection, [Completion(again.lease)])
         return child.job_id
 
     kept = {await run_of("result"), await run_of("start")}
     others = {await run_of("result", "done"), await run_of("start", "done")}
+    others |= {await run_of("start", reads=state) for state in ("done", "failed")}
     others |= {await run_of(kind, has_ended=True) for kind in ("start", "result")}
     for _ in range(2):
         assert {job.job_id for job in await sweeps.forgettable_jobs(rows.connection)} == others

@@ -120,6 +120,16 @@ async def test_a_run_that_failed_and_is_retried_changes_nothing_in_a_workflow_th
     assert (status, results) == ("succeeded", ["broken", "42", "7"])
 
 
+async def test_a_workflow_that_has_the_result_of_a_run_needs_the_run_no_longer(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    shop.repaired.add(23)
+    run = await runs.submit(shop.survives_its_child, 23)
+    await runs.until(run, WAITS_FOR_GO)
+    assert [row[2:] for row in await runs.journal(run)] == [
+        ("start", "unreliable", "done"), ("result", "unreliable", "done"), ("signal", "go", "open"),
+    ]  # fmt: skip
+
+
 async def test_a_run_that_failed_and_is_retried_is_cancelled_with_its_workflow(runs: Runs, worker_of: Start) -> None:
     worker = await worker_of(workflow_memory=0)
     shop.repaired.clear()

@@ -149,37 +149,38 @@ LIMIT $1
 """
 
 
-# Closes all rows of a workflow that succeeded, and else the rows whose run has ended. The index of open rows then
-# leaves them out. Exception: until the workflow has ended, two kinds of rows stay open although their run has ended.
-# While one of them is open, retention keeps the run (`forgettable_jobs` in sweeps.py).
-# - A row `start`, unless a row `result` of the run is open: the workflow may still come to await the run. A client may
-#   retry a run that failed (`jobs.replay`): then the run must still be cancelled if its workflow ends without success.
-#   So the row of such a run stays open in any case.
+# Closes all rows of a workflow that succeeded, and else the rows whose run has ended, or is deleted. The index of open
+# rows then leaves them out. Exception: until the workflow has ended, two kinds of rows stay open although their run has
+# ended. While one of them is open and has no value, retention keeps the run (`forgettable_jobs` in sweeps.py).
+# - A row `start`: the workflow may still come to await the run. `write_calls` closes the row when the workflow records
+#   the run's result. The row of a run that failed gets the value KNOWN then, and stays open. The reason: a client may
+#   retry the run (`jobs.replay`), and it must still be cancelled if its workflow ends without success.
 # - A row `result`, unless the workflow has recorded the result: the workflow's function may run again and read the
-#   result again.
+#   result again. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
 #
 # A client may also retry a workflow that failed: REPLAY then opens these two kinds of rows again. So the row `start`
-# gets a mark: a row of a detached run, which must stay closed, has none. REPLAY may be under way: the lock makes this
-# statement leave out such a workflow. Otherwise it would close the rows after REPLAY, because it has read that the
-# workflow has failed.
+# gets a mark: a row that must stay closed (of a detached run, or of a run whose result is recorded) has none. REPLAY
+# may be under way: the lock makes this statement leave out such a workflow. Otherwise it would close the rows after
+# REPLAY, because it has read that the workflow has failed.
 #
 # $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE. `OFFSET 0`
 # makes PostgreSQL begin with the open rows: because of the LIMIT, it would sometimes read all jobs first.
+# `child.goes_on` is NULL for a deleted run.
 _CLOSE = f"""
 -- workflow_children_close
 WITH closable AS (
     SELECT e.job_id, e.branch, e.number, e.kind = 'start' AND parent.status = 'failed' AS is_marked
     FROM journal e
-    CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.child_id OFFSET 0) AS child
+    LEFT JOIN LATERAL (
+        SELECT j.finished_at IS NULL AS goes_on FROM job j WHERE j.id = e.child_id OFFSET 0) AS child ON true
     CROSS JOIN LATERAL (SELECT j.status, j.finished_at FROM job j WHERE j.id = e.job_id OFFSET 0) AS parent
     WHERE e.kind IN ('start', 'result') AND e.state = 'open'
       AND CASE WHEN parent.status = 'succeeded' THEN true
-               WHEN child.finished_at IS NULL THEN false
+               WHEN child.goes_on THEN false
                WHEN parent.status = 'failed' THEN EXISTS (
                    SELECT FROM job p WHERE p.id = e.job_id AND {unindexed("p.status = 'failed'")} FOR SHARE SKIP LOCKED)
                WHEN parent.finished_at IS NOT NULL THEN true
-               ELSE e.kind = 'start' AND child.status <> 'failed' AND EXISTS (
-                   SELECT FROM journal r WHERE r.child_id = e.child_id AND r.kind = 'result' AND r.state = 'open') END
+               ELSE e.kind = 'start' AND child.goes_on IS NULL END
     LIMIT $1 FOR NO KEY UPDATE OF e
 )
 UPDATE journal e SET state = 'done', value = CASE WHEN c.is_marked THEN {CLOSED} ELSE e.value END

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from leasehold.db.database import unindexed
+
 #: SQL: the value of a row `start` that a statement has closed although its workflow, or the run, had failed and may run
 #: again. A row of a detached run, which is `done` from its beginning, has no value.
 CLOSED = """'{"closed": true}'::jsonb"""
+
+#: SQL: the value of an open row `start` whose run has failed, if the workflow has recorded the failure. Retention may
+#: delete the run.
+KNOWN = """'{"known": true}'::jsonb"""
 
 #: SQL: whether the statement claims the step of the call `w` (a row of the CTE `calls`, below). `held.external`: how
 #: many of the job's steps external workers do. $8: the ids of the steps that the worker would claim.
@@ -52,6 +58,19 @@ def write_calls(*, claims: bool) -> str:
     ON CONFLICT (job_id, branch, number) DO UPDATE
     SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
     WHERE e.state = 'open' AND excluded.state <> 'open'
+), known_starts AS (
+    -- The rows `start` of the runs whose results the calls record. The workflow no longer needs such a run. If it has
+    -- failed, its row only gets a mark: the run may be retried, and must then be cancelled with its workflow.
+    UPDATE journal e SET state = CASE w.state WHEN 'done' THEN 'done' ELSE e.state END,
+                         value = CASE w.state WHEN 'failed' THEN {KNOWN} ELSE e.value END
+    FROM calls w
+    CROSS JOIN LATERAL (SELECT x.child_id FROM journal x WHERE x.job_id = w.job_id AND x.branch = w.branch
+                        AND x.number = w.number LIMIT 1) AS awaited
+    CROSS JOIN LATERAL (SELECT x.job_id, x.branch, x.number FROM journal x
+                        WHERE x.child_id = awaited.child_id AND {unindexed("x.job_id = w.job_id")}
+                          AND x.kind = 'start' AND x.state = 'open' LIMIT 1) AS started
+    WHERE w.kind = 'result' AND w.state IN ('done', 'failed')
+      AND e.job_id = started.job_id AND e.branch = started.branch AND e.number = started.number
 ), consumed_signals AS (
     DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (

@@ -48,6 +48,19 @@ WITH lease_batch AS MATERIALIZED (
     ON CONFLICT (job_id, branch, number) DO UPDATE
     SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
     WHERE e.state = 'open' AND excluded.state <> 'open'
+), known_starts AS (
+    -- The rows `start` of the runs whose results the calls record. The workflow no longer needs such a run. If it has
+    -- failed, its row only gets a mark: the run may be retried, and must then be cancelled with its workflow.
+    UPDATE journal e SET state = CASE w.state WHEN 'done' THEN 'done' ELSE e.state END,
+                         value = CASE w.state WHEN 'failed' THEN '{"known": true}'::jsonb ELSE e.value END
+    FROM calls w
+    CROSS JOIN LATERAL (SELECT x.child_id FROM journal x WHERE x.job_id = w.job_id AND x.branch = w.branch
+                        AND x.number = w.number LIMIT 1) AS awaited
+    CROSS JOIN LATERAL (SELECT x.job_id, x.branch, x.number FROM journal x
+                        WHERE x.child_id = awaited.child_id AND CASE WHEN x.job_id = w.job_id THEN true ELSE false END
+                          AND x.kind = 'start' AND x.state = 'open' LIMIT 1) AS started
+    WHERE w.kind = 'result' AND w.state IN ('done', 'failed')
+      AND e.job_id = started.job_id AND e.branch = started.branch AND e.number = started.number
 ), consumed_signals AS (
     DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
