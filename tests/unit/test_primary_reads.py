@@ -4,6 +4,8 @@ rows, and without them the attempt would do its work twice.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -16,8 +18,16 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.worker.attempts.inline import InlineAttempt
 from leasehold.worker.attempts.inputs import sources_of
 from leasehold.worker.attempts.workflows import _Port
+from leasehold.worker.leases.held_lease import HeldLease
 
 LEASE = Lease(uuid4(), uuid4(), 2, attempt=1, trusted_until=0.0)
+
+
+class Server(SimpleNamespace):
+    """A connection to it. A held lease keeps connections in a set, so each is equal to itself alone."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def server(*rows: dict[str, Any], standby: bool = False) -> Any:
@@ -33,7 +43,7 @@ def server(*rows: dict[str, Any], standby: bool = False) -> Any:
         return next(iter(rows[0].values())) if rows else None
 
     reported = SimpleNamespace(in_hot_standby="on" if standby else "off", default_transaction_read_only="off")
-    return SimpleNamespace(get_settings=lambda: reported, fetch=fetch, fetchrow=fetchrow, fetchval=fetchval)
+    return Server(get_settings=lambda: reported, fetch=fetch, fetchrow=fetchrow, fetchval=fetchval)
 
 
 class Servers:
@@ -56,8 +66,8 @@ class Servers:
         return not self.left and not self.lent
 
 
-def held_by(*, trusted: bool = True) -> Any:
-    return SimpleNamespace(trusted=lambda: trusted, lease=LEASE)
+def held_by(*, trusted: bool = True) -> HeldLease:
+    return HeldLease(replace(LEASE, trusted_until=math.inf if trusted else 0.0), renew_until=math.inf)
 
 
 def port_of(servers: Servers, *, trusted: bool = True) -> _Port:
