@@ -94,7 +94,7 @@ class _TaskFactory:
         self._make: Callable[..., Any] = of_program or _make_task
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-        if _is_foreign.get():
+        if _is_foreign.get() and asyncio.iscoroutine(coroutine):  # else asyncio raises TypeError in the caller's line
             coroutine = _ExitsContained(coroutine)
         return self._make(loop, coroutine, **options)
 

@@ -31,6 +31,26 @@ async def made(command: Coroutine[Any, Any, Any]) -> None:
     await asyncio.create_task(command, context=Context())
 
 
+class OfLibrary(Coroutine[Any, Any, Any]):
+    """A coroutine that no `async def` made, as Cython's."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+
+async def of_library(command: Coroutine[Any, Any, Any]) -> None:
+    await asyncio.create_task(OfLibrary(command))
+
+
 async def grouped(command: Coroutine[Any, Any, Any]) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.wait_for(command, 60))
@@ -52,7 +72,7 @@ async def cleaning_up(command: Coroutine[Any, Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("exits", [SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("awaits", [gathered, made, grouped, cleaning_up])
+@pytest.mark.parametrize("awaits", [gathered, made, of_library, grouped, cleaning_up])
 def test_a_task_of_a_handler_that_exits_is_an_error_of_the_handler(
     runner: asyncio.Runner, awaits: Callable[[Coroutine[Any, Any, Any]], Awaitable[None]], exits: Exit
 ) -> None:
@@ -101,6 +121,20 @@ def test_a_task_of_a_handler_keeps_its_name_its_result_and_what_libraries_ask_of
 
     runner.run(worker())
     assert not [str(warning.message) for warning in recwarn]  # such as: the coroutine was never awaited
+
+
+@pytest.mark.parametrize("make", [lambda: print, lambda: asyncio.get_running_loop().create_future()])
+def test_a_task_of_what_is_no_coroutine_is_an_error_in_the_line_that_makes_it(
+    runner: asyncio.Runner, make: Callable[[], Any]
+) -> None:
+    """As `create_task(fetch)` without the parentheses of a call. The task failed later, with an AttributeError."""
+
+    async def worker() -> None:
+        begin_foreign_code()
+        with exits_contained(), pytest.raises(TypeError, match="a coroutine was expected, got"):
+            await asyncio.create_task(make())
+
+    runner.run(worker())
 
 
 def test_the_tasks_of_the_platform_and_of_the_program_are_as_they_were(runner: asyncio.Runner) -> None:
