@@ -19,8 +19,8 @@ stubborn = Pipeline(
 )
 #: The attempts whose handlers run, with the tasks that run them.
 begun: list[tuple[Attempt, asyncio.Task[Any]]] = []
-#: Those of them that have a connection of the worker's pool.
-connected: list[Attempt] = []
+#: The processes of PostgreSQL for the connections of the worker's pool that they have got.
+connected: list[int] = []
 
 
 def pipelines() -> Pipelines:
@@ -33,8 +33,8 @@ async def first(attempt: Attempt) -> None:
     assert task is not None
     begun.append((attempt, task))
     attempt.log.warning("the stubborn handler has begun")
-    async with attempt.connection():
-        connected.append(attempt)
+    async with attempt.connection() as connection:
+        connected.append(connection.get_server_pid())
         while begun:
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()

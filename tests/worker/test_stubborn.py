@@ -182,6 +182,12 @@ async def until_connected(count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def end_sessions(rows: Rows, processes: list[int]) -> None:
+    """End these sessions, and wait until the worker has seen it."""
+    await rows.connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM unnest($1::int[]) AS pid", processes)
+    await asyncio.sleep(0.1)
+
+
 async def test_a_worker_drains_and_closes_and_the_tasks_are_due_elsewhere(
     settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,19 +216,26 @@ async def test_a_worker_drains_and_closes_and_the_tasks_are_due_elsewhere(
     assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
 
 
+@pytest.mark.parametrize("have_ended", [False, True])
 async def test_a_handler_that_was_given_up_loses_its_connection_and_gets_no_other(
-    settings: Settings, tmp_path: Path, rows: Rows
+    settings: Settings, tmp_path: Path, rows: Rows, *, have_ended: bool
 ) -> None:
-    """A few such handlers would leave the worker no connection, to find due tasks with, for example."""
+    """A few such handlers would leave the worker no connection, to find due tasks with, for example. `have_ended`: the
+    server has ended the sessions of their connections before, as idle_in_transaction_session_timeout does.
+    """
     count = pool_of_worker(settings)
     async with stubborn_worker(settings, tmp_path) as worker:
         await jobs.submit(rows.connection, [jobs.NewJob(stubborn_steps.stubborn, "t") for _ in range(count)])
         await until_connected(count)
         stubborn = list(stubborn_steps.begun)
+        if have_ended:
+            await end_sessions(rows, stubborn_steps.connected)
         for work in list(worker.parts.runner._running):
             work.stop()
         await until_connected(2 * count)  # polls have found them again, and they have as many connections
         assert all(not task.done() for _, task in stubborn)
+        assert {task for _, task in stubborn} <= worker.parts.runner._given_up
+        assert await rows.connection.fetchval("SELECT max(losses) FROM task") == 0
         for attempt, _ in stubborn:
             with pytest.raises(LeaseLost):
                 await attempt.value("none")

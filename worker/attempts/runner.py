@@ -271,9 +271,9 @@ class Runner:
             handler=_handler_of(claimed),
             seconds=_seconds_to_stop(claimed),
         )
-        held.give_up()
         self._given_up.add(task)  # the event loop itself has only weak references to tasks
         task.add_done_callback(self._forget)
+        held.give_up()
 
     def _forget(self, task: asyncio.Task[Settlement]) -> None:
         self._given_up.discard(task)

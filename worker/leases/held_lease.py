@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
@@ -91,5 +94,6 @@ class HeldLease:
         """
         self._given_up = True
         for connection in self._borrowed:
-            connection.terminate()
+            with suppress(asyncpg.InterfaceError):  # the server has ended its session, and the pool has it back
+                connection.terminate()
         self._borrowed.clear()
