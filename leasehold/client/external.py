@@ -376,14 +376,18 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task. If the API refuses that, the attempt has failed with the refusal. If the API refuses that,
-        too, the lease ends by itself: the worker must go on with the next task.
+        """Settle the task. If the API refuses that, the attempt has failed with the refusal. A refused failure stays as
+        it is, except for its message. If the API refuses that, too, the lease ends by itself: the worker must go on
+        with the next task.
 
         Raises LeaseLost, and Refused if the API refuses the key.
         """
         refusal = await self._refusal_of(task, verb, **body)
         if refusal is not None:
-            await self._refusal_of(task, "fail", **_failure_of(Retryable(str(refusal), code=refusal.code)))
+            failure = _failure_of(Retryable(str(refusal), code=refusal.code))
+            if verb == "fail":  # a Permanent must not become an attempt that is repeated
+                failure = body | {"message": failure["message"]}
+            await self._refusal_of(task, "fail", **failure)
 
     async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again: the

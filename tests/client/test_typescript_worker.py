@@ -321,7 +321,7 @@ async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_a
 #: requests about each task, and how `serve` ends.
 REFUSED = f"""
 import {{ Leasehold }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";
-import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+import {{ ExternalWorker, Permanent, Retryable }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
 const [status, count, does] = process.argv.slice(1);
 const asked = [];
 const stop = new AbortController();
@@ -335,7 +335,8 @@ const fetch = async (url, {{ body }}) => {{
   }}
   if (verb === "logs") return Response.json({{ cut: false }});
   if (verb === "heartbeat") return Response.json({{ cancel_requested: id === "1" }});
-  asked.push(`${{id}} ${{verb}} ${{JSON.parse(body).code ?? ""}}`.trim());
+  const {{ code = "", message = "", retryable = "", retry_after }} = JSON.parse(body);
+  asked.push([id, verb, code, message, retryable, retry_after].join(" ").trim());
   if (id === "1" && refusals-- > 0) return Response.json({{ code: "odd", detail: "no" }}, {{ status: Number(status) }});
   return Response.json({{}});
 }};
@@ -343,7 +344,8 @@ const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", fet
 const worker = new ExternalWorker(leasehold, {{ queues: ["q"], leaseSeconds: 0.3 }});
 const handle = async (task) => {{
   if (task.id === "2") stop.abort();
-  else if (does === "throw") throw new Error("broken");
+  else if (does === "throw") throw new Permanent("broken", "it is broken");
+  else if (does === "postpone") throw new Retryable("busy", {{ code: "busy", after: 70 }});
   else if (does === "wait") await new Promise((resolve) => task.signal.addEventListener("abort", resolve));
   task.checkpoint();
 }};
@@ -354,21 +356,29 @@ process.exit();
 
 
 @pytest.mark.parametrize(
-    ("does", "first"), [("throw", "fail handler_error"), ("return", "complete"), ("wait", "acknowledge-cancel")]
+    ("does", "first", "second"),
+    [
+        ("throw", "fail broken it is broken false", "fail broken odd: no false"),
+        ("postpone", "fail busy busy true 70", "fail busy odd: no true 70"),
+        ("return", "complete", "fail odd odd: no true"),
+        ("wait", "acknowledge-cancel", "fail odd odd: no true"),
+    ],
 )
-async def test_a_worker_works_on_after_a_settlement_that_the_api_refuses(does: str, first: str) -> None:
-    """The attempt fails with the refusal. If the API refuses that, too, the lease ends by itself."""
+async def test_a_worker_works_on_after_a_settlement_that_the_api_refuses(does: str, first: str, second: str) -> None:
+    """The attempt fails with the refusal as its message. A failure stays as final as the handler said. If the API
+    refuses that, too, the lease ends by itself.
+    """
     async with asyncio.timeout(SECONDS):
         once = await evaluated(REFUSED, "422", "1", does)
         twice = await evaluated(REFUSED, "404", "2", does)
-    assert once.decode() == twice.decode() == f"1 {first}, 1 fail odd, 2 release, stopped\n"
+    assert once.decode() == twice.decode() == f"1 {first}, 1 {second}, 2 release, stopped\n"
 
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_worker_whose_key_the_api_refuses_for_a_settlement_ends(status: int) -> None:
     async with asyncio.timeout(SECONDS):
         out = await evaluated(REFUSED, str(status), "1", "throw")
-    assert out == b"1 fail handler_error, ApiError\n"
+    assert out == b"1 fail broken it is broken false, ApiError\n"
 
 
 #: A worker that is told to stop while the API does not accept what its handler has returned. Prints what it asked for.

@@ -465,30 +465,47 @@ async def test_an_api_that_refuses_all_output_of_a_task_does_not_keep_it_from_it
     assert step_of(await client.look(run), "outside")["state"] == "succeeded"
 
 
-@pytest.mark.parametrize(("refusals", "state", "code"), [(1, "retry", "http_422"), (2, "running", None)])
-async def test_a_worker_works_on_after_a_failure_that_the_api_refuses(
+@pytest.mark.parametrize(
+    ("raised", "refusals", "state", "code", "retry_after"),
+    [
+        (Permanent("broken", "it is broken"), 1, "failed", "broken", None),
+        (Retryable("busy", code="busy", after=timedelta(seconds=70)), 1, "retry", "busy", 70),
+        (None, 1, "retry", "http_422", None),  # a result, which the next attempt may make otherwise
+        (Permanent("broken", "it is broken"), 2, "running", None, None),
+    ],
+)
+async def test_a_worker_works_on_after_a_settlement_that_the_api_refuses(
     client: Client,
     running: Running,
     rows: Connection,
     template: str,
     monkeypatch: pytest.MonkeyPatch,
+    raised: Exception | None,
     refusals: int,
     state: str,
     code: str | None,
+    retry_after: float | None,
 ) -> None:
-    """The attempt fails with the refusal. If the API refuses that, too, the lease ends by itself."""
+    """The attempt fails with the refusal as its message. A failure stays as final as the handler said. If the API
+    refuses that, too, the lease ends by itself.
+    """
     monkeypatch.setattr(external, "_OUTPUT_SECONDS", 60.0)
     key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
 
-    async def fail(_task: Task) -> None:
-        front.failures = ["the log is sent", *["refuse"] * refusals]
-        raise Permanent("broken", "it is broken")
+    async def handle(_task: Task) -> None:
+        front.failures = ["refuse"] * refusals
+        if raised is not None:
+            front.failures.insert(0, "the log is sent")
+            raise raised
 
     async with fronting(running.url) as front:
         run = await client.start(template)
         async with ExternalWorker(front.url, key.text, queues=["reports"]) as outside:
-            assert await outside.work_once(fail, wait=5)
+            assert await outside.work_once(handle, wait=5)
         assert front.failures == []
+        failure = orjson.loads(front.bodies[-1])
+    assert failure["message"] == "422 http_422: The API gave no reason."
+    assert failure["retry_after"] == retry_after
     row = await rows.fetchrow(
         "SELECT t.status, f.code FROM task t LEFT JOIN failure f ON f.task_id = t.id"
         " WHERE t.job_id = $1 AND t.step = 'outside'",

@@ -506,8 +506,9 @@ export class ExternalWorker {
   }
 
   /**
-   * Settle the task. If the API refuses that, the attempt has failed with the refusal. If it refuses that, too, the lease ends
-   * by itself: another task must not wait for this one. Rejects with LeaseLost, and with ApiError if the API refuses the key.
+   * Settle the task. If the API refuses that, the attempt has failed with the refusal. A refused failure stays as it is, except
+   * for its message. If the API refuses that, too, the lease ends by itself: another task must not wait for this one. Rejects
+   * with LeaseLost, and with ApiError if the API refuses the key.
    * @param {Task} task
    * @param {string} verb
    * @param {object} body
@@ -517,7 +518,9 @@ export class ExternalWorker {
     const refusal = await this.#refusalOf(task, verb, body, grace);
     if (refusal === undefined) return;
     const failure = failureOf(new Retryable(refusal.message, { code: refusal.code }));
-    await this.#refusalOf(task, "fail", failure, grace);
+    // A Permanent must not become an attempt that is repeated.
+    const report = verb === "fail" ? { ...body, message: failure.message } : failure;
+    await this.#refusalOf(task, "fail", report, grace);
   }
 
   /**
