@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +35,7 @@ from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Perman
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 
+_log = logging.getLogger(__name__)
 #: 412: the store's answer to an upload if the key has an object already. A signed upload may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the API key. It then refuses every further request, also a settlement.
@@ -42,6 +44,8 @@ _KEY_REFUSED = (401, 403)
 _BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
+#: `serve` ends once the API has refused all settlements of so many tasks in a row.
+_MAX_UNSETTLED = 3
 #: Seconds for which a stopping worker tries to release its task.
 _RELEASE_SECONDS = 5.0
 #: The API's limits for the code and the message of a failure.
@@ -279,6 +283,8 @@ class ExternalWorker:
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
+        #: The refusals of the last tasks in a row that the API did not let this worker settle.
+        self._unsettled: list[Refused] = []
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # signed URLs must not get the API key
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
 
@@ -291,14 +297,22 @@ class ExternalWorker:
 
     async def serve(self, handle: Handler) -> None:
         """Work on one task at a time, until the caller cancels `serve`. Then release the current task: its attempt does
-        not count. While the API does not answer, or is overloaded, wait and try again.
+        not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that the
+        API does not let this worker settle.
 
-        Raises Refused if the API refuses the key or the queues.
+        Raises Refused if the API refuses the key or the queues, and if it refuses all settlements of three tasks in a
+        row. For example, a proxy lets only the claims through: the worker would run each task of the queue for nothing.
         """
+        self._unsettled.clear()
         while True:
+            unsettled_before = len(self._unsettled)
             try:
                 await self.work_once(handle, wait=30.0)
             except httpx2.HTTPError:
+                await asyncio.sleep(_OUTAGE_SECONDS)
+            if len(self._unsettled) >= _MAX_UNSETTLED:
+                raise self._unsettled[-1]
+            if len(self._unsettled) > unsettled_before:
                 await asyncio.sleep(_OUTAGE_SECONDS)
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
@@ -387,7 +401,12 @@ class ExternalWorker:
             failure = _failure_of(Retryable(str(refusal), code=refusal.code))
             if verb == "fail":  # a Permanent must not become an attempt that is repeated
                 failure = body | {"message": failure["message"]}
-            await self._refusal_of(task, "fail", **failure)
+            refusal = await self._refusal_of(task, "fail", **failure)
+        if refusal is None:
+            self._unsettled.clear()
+        else:
+            _log.warning("task %s cannot be settled, and is left to the end of its lease: %s", task.id, refusal)
+            self._unsettled.append(refusal)
 
     async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again: the

@@ -381,6 +381,50 @@ async def test_a_worker_whose_key_the_api_refuses_for_a_settlement_ends(status: 
     assert out == b"1 fail broken it is broken false, ApiError\n"
 
 
+#: A worker that may claim six tasks. The API refuses the key at the seventh claim, and all settlements of the tasks
+#: that the argument names. Prints the seconds between the claims, the warnings, and how `serve` ends.
+UNSETTLED = f"""
+import {{ Leasehold }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+const unsettled = process.argv[1].split(" ");
+const claimed = [];
+const warnings = [];
+console.warn = (text) => warnings.push(text);
+const fetch = async (url) => {{
+  const [id, verb] = String(url).split("/").slice(-2);
+  if (verb === "claim") {{
+    claimed.push(performance.now());
+    if (claimed.length === 7) return Response.json({{ code: "missing_scope", detail: "no" }}, {{ status: 403 }});
+    return Response.json({{ tasks: [{{ task_id: String(claimed.length), step: "made", files: [], epoch: 1 }}] }});
+  }}
+  if (verb === "heartbeat") return Response.json({{ cancel_requested: false }});
+  if (unsettled.includes(id)) return Response.json({{ code: "odd", detail: `not ${{id}}` }}, {{ status: 404 }});
+  return Response.json({{}});
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", fetch }});
+const worker = new ExternalWorker(leasehold, {{ queues: ["q"] }});
+const end = await worker.serve(() => null).then(() => "stopped", (error) => error.message);
+const pauses = claimed.slice(1).map((at, index) => Math.floor((at - claimed[index]) / 1900));
+console.log(JSON.stringify([pauses, warnings, end]));
+process.exit();
+"""
+
+
+@pytest.mark.parametrize(
+    ("unsettled", "pauses", "end"),
+    [("1 2 4 5 6", [1, 1, 0, 1, 1], "odd: not 6"), ("1 2 4 5", [1, 1, 0, 1, 1, 0], "missing_scope: no")],
+)
+async def test_a_worker_that_can_settle_no_task_waits_after_each_and_ends_after_three(
+    unsettled: str, pauses: list[int], end: str
+) -> None:
+    """A proxy lets the claims through, and refuses the settlements. The worker ran the whole queue for nothing."""
+    async with asyncio.timeout(SECONDS):
+        found = json.loads(await evaluated(UNSETTLED, unsettled))
+    assert (found[0], found[2]) == (pauses, end)
+    assert len(found[1]) == len(unsettled.split())
+    assert found[1][0] == "task 1 cannot be settled, and is left to the end of its lease: odd: not 1"
+
+
 #: A worker that is told to stop while the API does not accept what its handler has returned. Prints what it asked for.
 STOPS_UNSETTLED = f"""
 import {{ Leasehold }} from "{HERE.parents[1] / "clients/typescript/src/index.js"}";

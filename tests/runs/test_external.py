@@ -514,6 +514,49 @@ async def test_a_worker_works_on_after_a_settlement_that_the_api_refuses(
     assert tuple(row or ()) == (state, code)
 
 
+@pytest.mark.parametrize(("unsettled", "ended_by"), [(["1", "2", "4", "5", "6"], "6"), (["1", "2", "4", "5"], "7")])
+async def test_a_worker_that_can_settle_no_task_waits_after_each_and_ends_after_three(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unsettled: list[str], ended_by: str
+) -> None:
+    """A proxy lets the claims through, and refuses the settlements. The worker ran the whole queue for nothing."""
+    claims = 0
+    now: list[float] = []  # of the claims, as the sleeps let it pass
+    slept = 0.0
+    sleep = asyncio.sleep
+
+    async def advance(seconds: float) -> None:
+        nonlocal slept
+        if seconds == 2:
+            slept += seconds
+        await sleep(0 if seconds == 2 else seconds)
+
+    async def answer(path: str, **_body: Any) -> dict[str, Any]:
+        nonlocal claims
+        task_id, verb = path.split("/")[-2:]
+        if verb == "claim":
+            claims += 1
+            now.append(slept)
+            if claims == 7:
+                raise Refused(403, "missing_scope", "no")
+            return {"tasks": [{"task_id": str(claims), "step": "outside", "epoch": 1}]}
+        if verb != "heartbeat" and task_id in unsettled:
+            raise Refused(404, "http_404", f"not {task_id}")
+        return {}
+
+    async def handle(_task: Task) -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", advance)
+    async with ExternalWorker("http://127.0.0.1:1", "lh_x_y", queues=["reports"]) as outside:
+        monkeypatch.setattr(outside, "_request", answer)
+        with pytest.raises(Refused, match=f"not {ended_by}" if ended_by == "6" else "missing_scope"):
+            await outside.serve(handle)
+    assert now == [0, 2, 4, 4, 6, 8, 8][: int(ended_by)]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(unsettled)
+    assert warnings[0] == "task 1 cannot be settled, and is left to the end of its lease: 404 http_404: not 1"
+
+
 @pytest.mark.parametrize("refusals", [["forbidden"], ["refuse", "forbidden"]], ids=["at once", "after a refusal"])
 async def test_a_worker_whose_key_the_api_refuses_for_a_settlement_ends(
     running: Running,

@@ -25,6 +25,8 @@ import { ApiError, Unavailable } from "./index.js";
 const OUTAGE = 2_000;
 const OUTPUT_PAUSE = 500;
 const GIVE_BACK = 5_000;
+/** `serve` ends once the API has refused all settlements of so many tasks in a row. */
+const MOST_UNSETTLED = 3;
 /** The API refuses these for every request of the key: no other settlement would be accepted. */
 const KEY_REFUSED = new Set([401, 403]);
 /** With these the API refuses what a request contains, perhaps because of one item, or because it is too long. */
@@ -380,6 +382,11 @@ export class ExternalWorker {
   #graceSeconds;
   #waitSeconds;
   #fetch;
+  /**
+   * The refusals of the last tasks in a row that the API did not let this worker settle.
+   * @type {ApiError[]}
+   */
+  #unsettled = [];
 
   /**
    * `leaseSeconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
@@ -406,19 +413,25 @@ export class ExternalWorker {
 
   /**
    * Work until `signal` is aborted; then stop the handler and give its task back. While the API does not answer, or has no
-   * room, wait and try again. Rejects with ApiError if the API refuses the key or the queues.
+   * room, wait and try again. Wait also after a task that the API does not let this worker settle. Rejects with ApiError if the
+   * API refuses the key or the queues, and if it refuses all settlements of three tasks in a row. For example, a proxy lets only
+   * the claims through: the worker would run each task of the queue for nothing.
    * @param {Handler} handle
    * @param {Stoppable} [options]
    * @returns {Promise<void>}
    */
   async serve(handle, { signal } = {}) {
+    this.#unsettled = [];
     while (!signal?.aborted) {
+      const unsettledBefore = this.#unsettled.length;
       try {
         await this.workOnce(handle, { wait: this.#waitSeconds, ...(signal ? { signal } : {}) });
       } catch (error) {
         if (!isOutage(error)) throw error;
         await pause(OUTAGE, signal);
       }
+      if (this.#unsettled.length >= MOST_UNSETTLED) throw this.#unsettled.at(-1);
+      if (this.#unsettled.length > unsettledBefore) await pause(OUTAGE, signal);
     }
   }
 
@@ -515,12 +528,19 @@ export class ExternalWorker {
    * @param {Grace} grace
    */
   async #settle(task, verb, body, grace) {
-    const refusal = await this.#refusalOf(task, verb, body, grace);
-    if (refusal === undefined) return;
-    const failure = failureOf(new Retryable(refusal.message, { code: refusal.code }));
-    // A Permanent must not become an attempt that is repeated.
-    const report = verb === "fail" ? { ...body, message: failure.message } : failure;
-    await this.#refusalOf(task, "fail", report, grace);
+    let refusal = await this.#refusalOf(task, verb, body, grace);
+    if (refusal !== undefined) {
+      const failure = failureOf(new Retryable(refusal.message, { code: refusal.code }));
+      // A Permanent must not become an attempt that is repeated.
+      const report = verb === "fail" ? { ...body, message: failure.message } : failure;
+      refusal = await this.#refusalOf(task, "fail", report, grace);
+    }
+    if (refusal === undefined) {
+      this.#unsettled = [];
+    } else {
+      console.warn(`task ${task.id} cannot be settled, and is left to the end of its lease: ${refusal.message}`);
+      this.#unsettled.push(refusal);
+    }
   }
 
   /**
