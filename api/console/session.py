@@ -202,18 +202,32 @@ def check_origin(request: Request) -> None:
     if site is not None:
         is_foreign = site not in ("same-origin", "none")
     else:
-        is_foreign = origin is not None and _host_of_url(origin) not in _own_hosts(request)
+        is_foreign = origin is not None and not _is_own(request, origin)
     if is_foreign:
-        raise Forbidden("foreign_form", "The form was sent by another site.")
+        raise Forbidden(
+            "foreign_form",
+            "The form was sent by another site. If it was not, a proxy has changed the host: let it send the browser's"
+            " host as X-Forwarded-Host, or set LEASEHOLD_PUBLIC_URL.",
+        )
 
 
-def _own_hosts(request: Request) -> set[str]:
-    """The hosts, with their ports, at which a browser may have opened the console: a proxy may have changed `Host`. No
-    page of another site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
+def _is_own(request: Request, origin: str) -> bool:
+    """Whether a browser may have opened the console at this origin: a proxy may have changed `Host`. No page of another
+    site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
+
+    A proxy may drop the port (nginx, `$host`). So a header without a port is compared with the host name alone. Cookies
+    are not separated by port either.
     """
+    origin_host = _host_of_url(origin)
+    if not origin_host:
+        return False
     headers = (request.headers.get("host", ""), *request.headers.get("x-forwarded-host", "").split(","))
-    public_host = _host_of_url(services_of(request).settings.public_url or "")
-    return ({_without_default_port(host.strip()) for host in headers} | {public_host}) - {""}
+    own_hosts = {host.strip().lower() for host in headers}
+    return (
+        origin_host == _host_of_url(services_of(request).settings.public_url or "")
+        or origin_host in {_without_default_port(host) for host in own_hosts}
+        or re.sub(r":\d+$", "", origin_host) in own_hosts - {""}
+    )
 
 
 def _host_of_url(url: str) -> str:

@@ -192,6 +192,16 @@ async def test_another_site_signs_nobody_in(running: Running, person: MakePerson
         ({"Origin": "http://console.example"}, True),  # another port is another site
         ({"Origin": "http://console.example", "Host": "console.example:80"}, False),
         ({"Origin": "https://Console.example", "Host": "console.example"}, False),  # HTTPS ends at the proxy
+        ({"Origin": "http://console.example:8080", "Host": "console.example"}, False),  # the proxy drops the port
+        ({"Origin": "http://[fd00::1]:8080", "Host": "[fd00::1]"}, False),
+        ({"Origin": "http://[fd00::1]:8080", "Host": "[fd00::2]"}, True),
+        ({"Origin": "http://[fd00::1:8080]", "Host": "[fd00::1]"}, True),
+        ({"Origin": "http://evil.example:8080", "Host": "console.example"}, True),
+        ({"Origin": "http://console.example.evil.example:8080", "Host": "console.example"}, True),
+        ({"Origin": "http://console.example:x", "Host": "console.example"}, True),
+        ({"Origin": "http://:8080", "Host": "console.example"}, True),
+        ({"Origin": "http://outside.example:8080", "X-Forwarded-Host": "inside, outside.example"}, False),
+        ({"Origin": "https://public.example:8443"}, True),  # LEASEHOLD_PUBLIC_URL says the port
         ({"Origin": f"http://evil.example/{OWN}"}, True),
         ({"Origin": f"http://{OWN}.evil.example"}, True),
         ({"Origin": "https://public.example"}, False),  # the proxy has changed Host
