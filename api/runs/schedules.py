@@ -472,6 +472,7 @@ async def backfill(
                 if created_run is not None:
                     created_runs.append((created_run, template))
             await services.admission.add_queues_of(connection, charge, *(run.id for run, _ in created_runs))
+            services.admission.check_added(charge)
             await services.admission.refund(connection, caller.payer, charged_runs - len(created_runs))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}

@@ -39,10 +39,11 @@ Charge = Literal["submissions", "uploads"]
 _FULL_QUEUE_SECONDS = 5.0
 _NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
-# $1 jobs. `held`: the tasks that wait for the concurrency limits of their jobs alone.
+# $1 jobs. `tasks`: those that wait in the queue, now or later. `held`: those of them that wait for the concurrency
+# limits of their jobs alone.
 _QUEUES_OF_JOBS = f"""
 -- queues_of_jobs
-SELECT t.queue, (count(*) FILTER (WHERE t.status = 'blocked'))::int AS held
+SELECT t.queue, count(*)::int AS tasks, (count(*) FILTER (WHERE t.status = 'blocked'))::int AS held
 FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.job_id = ANY($1::uuid[])
   AND (t.status IN ('pending', 'retry', 'waiting') OR (j.held AND {FIRST_STEP_OF_HELD_JOB}))
@@ -63,12 +64,13 @@ class Payer:
 @dataclass(slots=True)
 class Paid:
     """The charge of a submission. `fields`: the RateLimit header fields for the answer. `queues`: the queues in which
-    the written tasks wait. Their depths are checked again after the write. `held`: queue -> the tasks of
-    `add_queues_of` that will wait in it once the concurrency limits admit their jobs.
+    the written tasks wait. Their depths are checked again after the write. `added`: queue -> the tasks of
+    `add_queues_of`. `held`: queue -> those of them that will wait in it once the concurrency limits admit their jobs.
     """
 
     fields: dict[str, str]
     queues: set[str] = field(default_factory=set)
+    added: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
 
 
@@ -141,7 +143,17 @@ class Admission:
             return
         for row in await connection.fetch(_QUEUES_OF_JOBS, list(job_ids)):
             paid.queues.add(row["queue"])
+            paid.added[row["queue"]] += row["tasks"]
             paid.held[row["queue"]] += row["held"]
+
+    def check_added(self, paid: Paid) -> None:
+        """Raises Invalid `batch_too_large` if the tasks of `add_queues_of` alone exceed the depth of a queue: then
+        waiting cannot help. For a request that can send fewer jobs.
+        """
+        at_most = self._settings.queue_depth_limit
+        for tasks in paid.added.values():
+            if at_most is not None and tasks > at_most:
+                raise _too_large_for_queue(tasks, at_most)
 
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
@@ -217,8 +229,7 @@ class Admission:
             return
         for queue, new_tasks in queues.items():
             if new_tasks > at_most:
-                sentence = f"{new_tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
-                raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
+                raise _too_large_for_queue(new_tasks, at_most)
             if await run_reads.depth(connection, queue, at_most) + new_tasks > at_most:
                 raise _queue_full(at_most)
 
@@ -248,6 +259,11 @@ def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
     return TooMany(
         "rate_limited", sentence, policy=charged_as, at_most=quota.limit, window=60, retry_after=quota.wait_seconds
     )
+
+
+def _too_large_for_queue(tasks: int, at_most: int) -> Invalid:
+    sentence = f"{tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
+    return Invalid("batch_too_large", f"{sentence} Send fewer at once.")
 
 
 def _queue_full(at_most: int) -> TooMany:

@@ -565,6 +565,22 @@ async def test_a_batch_larger_than_the_whole_limit_is_told_that_it_can_never_be_
         await rows.execute("DELETE FROM job; DELETE FROM rate_bucket")
 
 
+@pytest.mark.parametrize("has_limit", [False, True], ids=["without a limit", "at a concurrency limit with room"])
+async def test_a_backfill_larger_than_a_queues_depth_is_told_that_it_can_never_be_let_in(
+    known: Settings, rows: Connection, has_limit: bool
+) -> None:
+    async with world(known, rows, queue_depth_limit=8) as acme:
+        if has_limit:
+            limit = {"tenant_id": TENANT, "key": "tenant", "at_most": 1000}
+            assert (await acme.http.put("/v1/limits", json=limit)).is_success
+        backfill = f"/v1/schedules/{await acme.schedule()}/backfill"
+        said = problem(await acme.post(backfill, **_past(9)), 422, "batch_too_large")
+        assert said["detail"].startswith("9 tasks exceed the 8 that may wait in a queue")
+        assert await acme.jobs() == 0
+        assert len((await acme.post(backfill, **_past(8))).json()["runs"]) == 8
+        problem(await acme.post(backfill, **_past(9)), 429, "queue_full")  # only one tick has no run yet
+
+
 async def test_a_backfill_is_all_or_nothing_and_costs_what_has_no_run_yet(known: Settings, rows: Connection) -> None:
     async with world(known, rows, submissions_per_tenant=RATE) as acme:
         schedule = await acme.schedule()
