@@ -7,6 +7,9 @@ If two people settle the same order, the first decides. The second gets a Confli
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from leasehold.actions.retrying import revive
 from leasehold.api.http.responses import publish_run_effects
 from leasehold.api.jobs.access import JobAccess
@@ -33,14 +36,16 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     effects: CreatedRun | None = None
     limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
+        holders: Sequence[Mapping[str, Any]] = ()
         if body.ref is not None:
             await resolving.lock_order(connection, body.ref)
+            holders = await _find_holders(services, connection, access, orders, body.ref)
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
             # {}: `add_queues_of` adds the queues in which the job waits after this.
             async with services.admission.submitting(connection, access.acting_caller.payer, {}) as charge:
-                step = await _write_settlement(services, connection, access, orders, body)
+                step = await _write_settlement(services, connection, access, orders, body, holders)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)
             limit_headers = charge.fields
@@ -52,10 +57,31 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     return limit_headers
 
 
+async def _find_holders(
+    services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, ref: str
+) -> Sequence[Mapping[str, Any]]:
+    """The parameters of the other jobs whose step got the order as its answer. The search may read thousands of rows.
+    So call this while the transaction locks neither the rates, for which submissions wait, nor the job. Raises Invalid
+    if the order cannot be adopted.
+    """
+    if orders.holders is None or not orders.is_of_installation(access.row["params"]):
+        return ()
+    step = await resolving.find(connection, access.id, access.acting_caller.tenant_id, orders.step, orders.intent)
+    if step is None:  # `_write_settlement` raises Conflict
+        return ()
+    return await orders.holders(connection, access.id, _system_of_adopted_order(services, access, orders, step), ref)
+
+
 async def _write_settlement(
-    services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, body: SettleRequest
+    services: Services,
+    connection: Connection,
+    access: JobAccess,
+    orders: UnknownOrders,
+    body: SettleRequest,
+    holders: Sequence[Mapping[str, Any]] = (),
 ) -> Unresolved:
-    """Lock the job, and write the settlement. Returns the step whose order is settled.
+    """Lock the job, and write the settlement. Returns the step whose order is settled. `holders`: the result of
+    `_find_holders`.
 
     Raises Conflict if the job has no order to settle, if somebody has settled its order already, or if another job has
     the order. Raises Invalid if the order cannot be adopted.
@@ -67,7 +93,7 @@ async def _write_settlement(
         if await resolving.write(
             connection, access.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref
         ):
-            await _refuse_order_of_other_job(connection, access, orders, system, body.ref)
+            await _refuse_order_of_other_job(connection, access, orders, system, body.ref, holders)
             return step
     # The job has no order to settle, or somebody has settled its order. Then the error names the decision.
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
@@ -79,7 +105,12 @@ async def _write_settlement(
 
 
 async def _refuse_order_of_other_job(
-    connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
+    connection: Connection,
+    access: JobAccess,
+    orders: UnknownOrders,
+    system: str | None,
+    ref: str | None,
+    holders: Sequence[Mapping[str, Any]],
 ) -> None:
     """Raises Conflict if another job, of any tenant, has the order: because it has adopted the order, or because its
     step got the order as its answer. This compares the jobs that ordered with the installation's account. It leaves out
@@ -88,9 +119,7 @@ async def _refuse_order_of_other_job(
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
     others = await resolving.other_adopters(connection, access.acting_caller.tenant_id, system, ref)
-    if orders.holders is not None:
-        others += await orders.holders(connection, access.id, system, ref)
-    if any(orders.is_of_installation(params) for params in others):
+    if any(orders.is_of_installation(params) for params in (*others, *holders)):
         raise Conflict("order_adopted", "Another job has this order.")
 
 

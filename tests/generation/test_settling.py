@@ -177,6 +177,35 @@ async def test_who_settles_an_order_locks_the_rates_first_as_who_retries_the_job
         assert (await settling).status_code == 202
 
 
+async def test_the_search_for_who_has_an_order_holds_neither_the_job_nor_the_rates(
+    people: list[httpx2.AsyncClient],
+    worker: Worker,
+    generation_settings: Settings,
+    simulator: Simulator,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads thousands of rows: the tenant's submissions waited for it."""
+    search = (
+        "SELECT NULL::jsonb AS params FROM (VALUES ($1::uuid, $2::text, $3::text, $4::int)) AS asked"
+        " WHERE pg_advisory_xact_lock_shared(4711) IS NULL"  # never NULL
+    )
+    monkeypatch.setattr("leasehold.pipelines.generation.rows._HOLDERS", search)
+    (job_id,) = await lost(rows, people[0], "a cat")
+    body = {"action": "adopt", "ref": simulator.bought[0].id}
+    limited = generation_settings.model_copy(update={"submissions_per_tenant": 60})
+    key = await create_key(rows.connection, tenant_id="t", client_id="eve", scopes=SCOPES)
+    async with serving(limited) as running, client_of(running.url, key.text) as eve:
+        async with rows.connection.transaction():
+            await rows.connection.execute("SELECT pg_advisory_xact_lock(4711)")
+            settling = asyncio.create_task(eve.post(f"/v1/jobs/{job_id}/settle", json=body))
+            await until_waiting(rows.connection, kind="advisory")
+            await rows.connection.execute("SET LOCAL lock_timeout = '1s'")
+            await running.services.admission.charge(rows.connection, Payer("t"))
+            await rows.connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", job_id)
+        assert (await settling).status_code == 202
+
+
 async def test_an_order_is_adopted_by_one_job_only(
     people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
 ) -> None:

@@ -53,13 +53,15 @@ FROM locked_job l JOIN resolved_step d ON d.job_id = l.id
 RETURNING task_id
 """
 
-# The step of an ended job whose order has an unknown outcome. The job's row is locked until the transaction ends.
-_UNKNOWN = f"""
--- resolve_lock
+# The step of an ended job whose order has an unknown outcome.
+_FIND = f"""
+-- resolve_find
 SELECT t.id AS task_id, t.epoch, n.value AS note, j.status AS job_status FROM job j
 JOIN task t ON t.job_id = j.id AND t.step = $3 JOIN note n ON n.task_id = t.id
 WHERE j.id = $1 AND j.tenant_id = $2 AND {IS_UNKNOWN.format(intent="$4", now="clock_timestamp()")}
-FOR UPDATE OF j
+"""
+# The same. The job's row is locked until the transaction ends.
+_LOCK = f"""{_FIND.replace("resolve_find", "resolve_lock")}FOR UPDATE OF j
 """
 
 # The value of a step that does not run again.
@@ -93,7 +95,7 @@ WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A step that only a person can settle, read under the lock of its job. `note`: what its last attempt wrote down
+    """A step that only a person can settle. `note`: what its last attempt wrote down
     for the next attempt. `job_status`: how the job has ended. Only a failed job can run again.
     """
 
@@ -108,7 +110,15 @@ async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, 
     the step. `intent`: the member of the step's note that records the order. None: the job has no such order, or has
     changed since the caller read it.
     """
-    row = await connection.fetchrow(_UNKNOWN, job_id, tenant_id, step, intent)
+    return _unresolved(await connection.fetchrow(_LOCK, job_id, tenant_id, step, intent))
+
+
+async def find(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
+    """As `lock`, without a lock: the job may change at any moment."""
+    return _unresolved(await connection.fetchrow(_FIND, job_id, tenant_id, step, intent))
+
+
+def _unresolved(row: Any) -> Unresolved | None:
     return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"], JobState(row["job_status"]))
 
 
