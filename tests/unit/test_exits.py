@@ -43,6 +43,9 @@ class OfLibrary(Coroutine[Any, Any, Any]):
     def throw(self, *error: Any) -> Any:
         return self._coroutine.throw(*error)
 
+    def close(self) -> None:
+        self._coroutine.close()
+
     def __await__(self) -> Any:
         return self._coroutine.__await__()
 

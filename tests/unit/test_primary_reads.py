@@ -26,7 +26,7 @@ LEASE = Lease(uuid4(), uuid4(), 2, attempt=1, trusted_until=0.0)
 class Server(SimpleNamespace):
     """A connection to it. A held lease keeps connections in a set, so each is equal to itself alone."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
 
 

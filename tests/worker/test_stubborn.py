@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from leasehold.db.pool_sizes import pool_of_worker
@@ -150,6 +151,31 @@ async def test_what_a_handler_returns_in_the_time_that_it_has_to_stop_counts(mon
 
     assert await attempt.stopped(stop) == Completion(attempt.claimed.lease)
     assert not attempt.runner._given_up
+
+
+class Lent:
+    """A connection of the pool. `has_ended`: the server has ended its session, so asyncpg has taken it back."""
+
+    def __init__(self, *, has_ended: bool) -> None:
+        self.has_ended = has_ended
+        self.is_cut = False
+
+    def terminate(self) -> None:
+        if self.has_ended:
+            raise asyncpg.InterfaceError("released")
+        self.is_cut = True
+
+
+async def test_a_handler_that_is_given_up_loses_each_connection_also_beside_some_whose_sessions_have_ended() -> None:
+    attempt = Stubborn()
+    connections: list[Any] = [Lent(has_ended=number % 2 == 0) for number in range(20)]
+    for connection in connections:
+        attempt.held.borrow(connection)
+    assert await attempt.stopped(attempt.runner.release) == Release(attempt.claimed.lease)
+    (task,) = attempt.runner._given_up
+    attempt.go_on.set()
+    await task
+    assert all(connection.is_cut or connection.has_ended for connection in connections)
 
 
 async def test_what_a_handler_that_was_given_up_raises_later_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
