@@ -218,6 +218,11 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
         connection,
         [
             _LEAVE.format(name=leave),
+            # The table `job` first: a submission locks it before `task`, and the other order could deadlock.
+            (
+                f'CREATE OR REPLACE TRIGGER "{prefix}inserts" BEFORE INSERT ON job FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
+            ),
             (
                 f'CREATE OR REPLACE TRIGGER "{prefix}begins" BEFORE INSERT ON task FOR EACH ROW'
                 f" WHEN (NEW.tenant_id = {tenant_literal} AND NEW.status = 'running') EXECUTE FUNCTION {leave}()"
@@ -225,10 +230,6 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
             (
                 f'CREATE OR REPLACE TRIGGER "{prefix}continues" BEFORE UPDATE ON task FOR EACH ROW'
                 f" WHEN (NEW.tenant_id = {tenant_literal} AND {_GOES_ON}) EXECUTE FUNCTION {leave}()"
-            ),
-            (
-                f'CREATE OR REPLACE TRIGGER "{prefix}inserts" BEFORE INSERT ON job FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
             ),
             (
                 f'CREATE OR REPLACE TRIGGER "{prefix}postpones" BEFORE INSERT OR UPDATE ON task FOR EACH ROW'

@@ -4,6 +4,7 @@ was. The rows of other tenants, and those that wait for no time, are not even wr
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,6 +17,8 @@ from leasehold.transitions import moves, settlements
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Settled, Suspending
 from tests.factories import SELDOM, THREE, Rows, assert_history
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 from tests.transitions.test_matrix import put_into
 from tests.transitions.test_runs_beside_others import create, new_run, pipeline
 from tests.transitions.test_workflows import children, step, suspended
@@ -87,6 +90,17 @@ async def test_a_move_postpones_what_waits_for_a_time_and_when_it_is_undone_all_
             await release(rows.connection, "t")
         assert await due(rows, "t") == before
     assert await written(rows, "u") == bystanders
+
+
+async def test_a_move_that_begins_does_not_deadlock_with_a_submission(rows: Rows, another: Open) -> None:
+    """A submission writes the job, and then its tasks."""
+    other = (await another()).connection
+    async with rows.connection.transaction():
+        await rows.connection.execute("LOCK TABLE job IN ROW EXCLUSIVE MODE")
+        holding = asyncio.create_task(hold_new_work(other, "t"))
+        await until_waiting(rows.connection, kind="relation")
+        await rows.connection.execute("LOCK TABLE task IN ROW EXCLUSIVE MODE NOWAIT")
+    await holding
 
 
 async def test_a_move_that_is_undone_leaves_the_due_times_of_another_tenant_that_moves(rows: Rows) -> None:
