@@ -377,7 +377,7 @@ async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> N
 
 async def check_of_the_store(store: ObjectStore) -> Check:
     """What `/readyz` finds out about the store."""
-    readiness = Readiness(cast("Any", SimpleNamespace(kinds=(), store=store)))
+    readiness = Readiness(cast("Any", SimpleNamespace(kinds=(), store=store, replica_reads=None)))
     return await _run_check("store", readiness._store, required=False)
 
 

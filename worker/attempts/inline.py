@@ -168,9 +168,8 @@ class InlineAttempt:
 
     async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
         # The steps that a workflow has started, and parts (their names have `#` or a point) have prefixes of their own.
-        is_shared = self.is_part and NAME.fullmatch(self._claimed.step) is not None
-        key_name = f"{self._claimed.step}/{name}" if own and is_shared else name
-        await self._publish(name, data, content_type, key_name)
+        has_own_key = own and self.is_part and NAME.fullmatch(self._claimed.step) is not None
+        await self._publish(name, data, content_type, f"{self._claimed.step}/{name}" if has_own_key else name)
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
         await self._publish(name, path, content_type, name)
