@@ -202,7 +202,7 @@ async def test_one_person_settles_a_failure_and_the_next_failure_is_settled_agai
 async def test_an_order_belongs_to_one_job_of_a_tenant_and_other_systems_have_orders_of_the_same_id(rows: Rows) -> None:
     first, second = [await failed(rows) for _ in range(2)]
     assert await adopt(rows, first, "order")
-    with pytest.raises(Conflict, match="Another job has adopted this order"):
+    with pytest.raises(Conflict, match="Another job has this order"):
         await adopt(rows, second, "order")
     assert await resolving.latest(rows.connection, second.job_id, "t") is None
     assert await adopt(rows, second, "order", system="another shop")
