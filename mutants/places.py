@@ -43,6 +43,7 @@ GUARDS = (
     "worker/maintenance/takeover.py",
     "leasehold/domain/backoff.py",
     "leasehold/domain/lease.py",
+    "leasehold/domain/missing_code.py",
     "leasehold/transitions/**/*.py",
     "leasehold/limits/*.py",
     "leasehold/db/idempotency.py",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
-from uuid import UUID
 
 from leasehold.app.arguments import POSITIONAL, Arguments, hints_of, takes_positional
 from leasehold.app.connection import Connections
@@ -17,7 +16,7 @@ from leasehold.app.source_location import declaration_error, declared_at
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms, check_name_and_times
 from leasehold.domain.errors import DeclarationError, HandlerMissing
-from leasehold.domain.ids import instant_of
+from leasehold.domain.missing_code import pause_without_code
 from leasehold.domain.option_types import is_whole
 from leasehold.domain.verdicts import LeftToOthers
 
@@ -27,9 +26,6 @@ Q = ParamSpec("Q")  # the parameters after the first argument
 R = TypeVar("R")  # the type of the result
 #: The highest version: PostgreSQL stores it as a smallint.
 MAX_VERSION = 32_767
-#: The pause, in seconds, of a workflow that is left to a worker with the code of its tasks. It grows with the age of
-#: the run, because each pause adds two events to the run's history. A worker with the code ends it at once.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 30.0, 86_400.0
 _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
 
 
@@ -73,19 +69,10 @@ class WorkflowHandling:
         try:
             outcome = await attempt.drive(start)  # `drive` makes the driver, which executes the calls of `ctx`
         except HandlerMissing as error:
-            return LeftToOthers(_pause_of(attempt.job_id), handler=error.handler)
+            return LeftToOthers(timedelta(seconds=pause_without_code(attempt.job_id)), handler=error.handler)
         if not outcome.ended:
             return outcome.suspension
         return await done_with_result(attempt, self._results.encoded(outcome.result))
-
-
-def _pause_of(run_id: UUID) -> timedelta:
-    """The pause of a run that is left to another worker."""
-    try:
-        age = (datetime.now(UTC) - instant_of(run_id)).total_seconds()
-    except (ValueError, OverflowError):  # the id has no time
-        age = 0.0
-    return timedelta(seconds=min(max(age, _MIN_PAUSE_SECONDS), _MAX_PAUSE_SECONDS))
 
 
 class _WorkflowTask(Task[P, R]):

@@ -27,7 +27,6 @@ from pydantic import SecretStr
 import leasehold.celery
 from leasehold import App, TaskFailed
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
-from leasehold.app import workflow as app_workflow
 from leasehold.app.calls import Call
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
@@ -40,6 +39,7 @@ from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.client import AsyncClient
 from leasehold.db.database import Connection
+from leasehold.domain import missing_code
 from leasehold.domain.errors import (
     Conflict,
     DeclarationError,
@@ -597,7 +597,7 @@ async def test_calls_of_a_newer_release_wait_for_a_worker_that_has_all_their_tas
     older, newer = release(using, has_new=False), release(using, has_new=True)
     signature = make(newer.tasks["old"], newer.tasks["new"])
     if not names_handlers:
-        monkeypatch.setattr(app_workflow, "_MIN_PAUSE_SECONDS", 0.1)
+        monkeypatch.setattr(missing_code, "SHORTEST_PAUSE", 0.1)
         signature.plan = orjson.loads(re.sub(rb',"handler":"[^"]*"', b"", orjson.dumps(signature.plan)))
     async with asyncio.timeout(SECONDS), serve(older.app):
         run = await asyncio.to_thread(signature.delay)
@@ -616,7 +616,7 @@ async def test_calls_of_a_newer_release_wait_for_a_worker_that_has_all_their_tas
 def test_a_run_that_no_worker_can_begin_is_tried_ever_more_seldom(age: timedelta | None, seconds: float) -> None:
     """Each try adds to its history. An id of an earlier release may have no time."""
     run_id = uuid4() if age is None else id_of_instant(datetime.now(UTC) - age)
-    assert app_workflow._pause_of(run_id).total_seconds() == pytest.approx(seconds, abs=5)
+    assert missing_code.pause_without_code(run_id) == pytest.approx(seconds, abs=5)
 
 
 async def test_each_call_has_an_id_of_its_own_and_keeps_it_at_a_retry(serve: Serve) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from time import monotonic
 from uuid import UUID
@@ -31,7 +31,7 @@ from leasehold.domain.errors import (
     Unforeseen,
     deciding,
 )
-from leasehold.domain.ids import instant_of
+from leasehold.domain.missing_code import SHORTEST_PAUSE, pause_without_code
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
@@ -73,11 +73,6 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
 #: for the database.
 _AFTER_LIMIT_SECONDS = 120.0
-#: A worker puts off a task whose code it lacks, for _UNKNOWN_SECONDS: the worker may be of an older release. If no
-#: living worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS. The reason: each
-#: pause adds two events to the job's history. When a worker with the code starts, it makes the task due at once
-#: (transitions/unknown_tasks.py). Workers of older releases do not do this.
-_UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 #: A worker puts off an isolated step that gets no child process in time, for this many seconds. If none could be
 #: started or forked for it, the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS. The reason:
 #: each attempt fetches the step's inputs, and adds events to the job's history. The alert LeaseholdStepsWithoutChild
@@ -305,11 +300,10 @@ class Runner:
                 served = await handler_reads.served(connection, [queue_and_handler], await workers.dead(connection))
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, missing_handler=handler)
+            return Snoozing(claimed.lease, SHORTEST_PAUSE, missing_handler=handler)
         if served[queue_and_handler].able:  # a living worker has the code
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, missing_handler=handler)
-        seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
-        return Snoozing(claimed.lease, seconds, missing_handler=handler)
+            return Snoozing(claimed.lease, SHORTEST_PAUSE, missing_handler=handler)
+        return Snoozing(claimed.lease, pause_without_code(claimed.job_id), missing_handler=handler)
 
     async def _perform(
         self,
@@ -534,11 +528,3 @@ def _outcome(settlement: Settlement, answer: Answer) -> str:
 def _handler_of(claimed: Claimed) -> str:
     """The `pipeline.step` of the code that does the task."""
     return claimed.handler or f"{claimed.pipeline}.{claimed.step}"
-
-
-def _age_of(job_id: UUID) -> float:
-    """Seconds since the job's id was made. 0 for an id that has no time."""
-    try:
-        return (datetime.now(UTC) - instant_of(job_id)).total_seconds()
-    except (ValueError, OverflowError):
-        return 0.0
