@@ -92,7 +92,7 @@ async def create_run(
             # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet:
             # the template names them, and is read later.
             queued_tasks: dict[str, int] = {}
-            await refuse_early(services, caller, queued_tasks, idempotency_key)
+            await refuse_early(services, caller, queued_tasks)
     except TooMany:
         # Only a refusal costs this further query.
         if idempotency_key is None or not await _creates_nothing(services, caller, body, idempotency_key):
