@@ -378,15 +378,21 @@ async def test_a_delivery_that_was_written_before_its_webhook_was_deleted_is_not
     assert receiver.heard == []
 
 
-async def test_a_delivery_waits_while_its_webhook_is_disabled_and_comes_once_it_is_enabled(
-    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
-) -> None:
-    """It was dropped, and told as `succeeded`: the owner could not know which messages to send again."""
+async def disabled_with_a_delivery(client: Client, receiver: Receiver, rows: Connection) -> str:
+    """A webhook that was disabled before its one delivery was tried. Returns its path."""
     hook = await subscribe(client, receiver.url)
     await ended_run(client)
     assert len(await deliveries(rows)) == 1
     url = f"/v1/webhooks/{hook['id']}"
     await client.http.patch(url, json={"enabled": False})
+    return url
+
+
+async def test_a_delivery_waits_while_its_webhook_is_disabled_and_comes_once_it_is_enabled(
+    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
+) -> None:
+    """It was dropped, and told as `succeeded`: the owner could not know which messages to send again."""
+    url = await disabled_with_a_delivery(client, receiver, rows)
     async with Worker(runs_settings), asyncio.timeout(60):
         while (await rows.fetchval("SELECT code FROM failure")) is None:
             await asyncio.sleep(0.02)
@@ -405,11 +411,7 @@ async def test_a_delivery_whose_webhook_stays_disabled_fails_in_the_end_and_is_a
     client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings
 ) -> None:
     """After all of its tries, so after days."""
-    hook = await subscribe(client, receiver.url)
-    await ended_run(client)
-    assert len(await deliveries(rows)) == 1
-    url = f"/v1/webhooks/{hook['id']}"
-    await client.http.patch(url, json={"enabled": False})
+    url = await disabled_with_a_delivery(client, receiver, rows)
     await rows.execute("UPDATE task SET errors = max_attempts - 1 WHERE step = 'deliver'")
     async with Worker(runs_settings), asyncio.timeout(60):
         while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "failed":

@@ -137,6 +137,15 @@ _OUTSIDE: dict[str, Any] = {"type": "outside", "steps": [{"id": "only", "queue":
 _IMAGE = {"prompt": "a cat", "provider": "jimeng", "model": "m"}
 
 
+async def keep_99_bytes(rows: Connection) -> None:
+    """They count among the bytes that are stored for the tenant."""
+    await rows.execute(
+        "INSERT INTO media (id, tenant_id, original_key, content_type, file_name, size)"
+        " VALUES ($1, $2, 'k', 'image/jpeg', 'a.jpg', 99)",
+        uuid4(), TENANT,
+    )  # fmt: skip
+
+
 @asynccontextmanager
 async def world(settings: Settings, rows: Connection, **bounds: Any) -> AsyncIterator[World]:
     key = await create_key(rows, tenant_id=TENANT, client_id="tests", scopes=SCOPES)
@@ -504,11 +513,7 @@ async def test_an_accepted_request_that_is_repeated_is_answered_again_and_not_ch
         first = {name: await ask(acme, name) for name in names}
         assert all(answer.is_success for answer in first.values()), first
         await acme.spend()
-        await rows.execute(
-            "INSERT INTO media (id, tenant_id, original_key, content_type, file_name, size)"
-            " VALUES ($1, $2, 'k', 'image/jpeg', 'a.jpg', 99)",
-            uuid4(), TENANT,
-        )  # fmt: skip
+        await keep_99_bytes(rows)
         problem(await full.post("/v1/runs", template="outside"), 429, code)
         jobs = await acme.jobs()
         for name in names:
@@ -791,11 +796,7 @@ async def test_a_schedules_tick_over_a_bound_stays_due_and_says_why(
         )
         await acme.run()
         await acme.spend()
-        await rows.execute(
-            "INSERT INTO media (id, tenant_id, original_key, content_type, file_name, size)"
-            " VALUES ($1, $2, 'k', 'image/jpeg', 'a.jpg', 99)",
-            uuid4(), TENANT,
-        )  # fmt: skip
+        await keep_99_bytes(rows)
         before = await acme.jobs()
         assert await fire(rows, known.model_copy(update={bound: 1})) == 0
         assert await acme.jobs() == before
