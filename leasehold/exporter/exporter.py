@@ -3,9 +3,9 @@ The outbox has the hints (messages about due tasks) that the broker has not conf
 
 One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
 worker and every API process tries to lead. A leader that ends in an orderly way resigns, so that another process leads
-at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers
-to its /metrics. Other processes add nothing. So the metrics exist as long as any process lives. When the leader
-changes, two processes may export the metrics for a while. The values are the same, and dashboards use the greatest.
+at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers to its /metrics. Other
+processes add nothing. So the metrics exist as long as any process lives. When the leader changes, two processes may
+export the metrics for a while. The values are the same, and dashboards use the greatest.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A step that only a person can settle. `note`: what its last attempt wrote down
-    for the next attempt. `job_status`: how the job has ended. Only a failed job can run again.
+    """A step that only a person can settle. `note`: what its last attempt wrote down for the next attempt.
+    `job_status`: how the job has ended. Only a failed job can run again.
     """
 
     task_id: UUID
