@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ def outputs_of(model: onnx.ModelProto, directory: Path) -> dict[str, Any]:
 def test_an_awkward_model_answers_as_before(name: str, tmp_path: Path) -> None:
     (figures,) = outputs_of(AWKWARD[name](), tmp_path).values()
     assert figures["snr_db"] > GOOD_DB
+
+
+def test_a_process_that_has_quantised_a_model_logs_warnings_as_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The toolchain keeps out the advice that onnxruntime logs meanwhile, and nothing else."""
+    with caplog.at_level(logging.WARNING):
+        outputs_of(next(iter(AWKWARD.values()))(), tmp_path)
+        assert [record.getMessage() for record in caplog.records if record.name == "root"] == []
+        logging.getLogger("later").warning("still logged")
+    assert [record.getMessage() for record in caplog.records if record.name == "later"] == ["still logged"]
 
 
 @pytest.mark.parametrize(

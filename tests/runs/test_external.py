@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -547,6 +548,7 @@ async def test_a_worker_that_can_settle_no_task_waits_after_each_and_ends_after_
         pass
 
     monkeypatch.setattr(asyncio, "sleep", advance)
+    caplog.set_level(logging.WARNING)
     async with ExternalWorker("http://127.0.0.1:1", "lh_x_y", queues=["reports"]) as outside:
         monkeypatch.setattr(outside, "_request", answer)
         with pytest.raises(Refused, match=f"not {ended_by}" if ended_by == "6" else "missing_scope"):

@@ -56,8 +56,6 @@ def quantise_static(
 
     Raises Permanent("not_quantisable").
     """
-    # Otherwise onnxruntime would log the advice to optimise the model, which the step `onnx` has done.
-    logging.getLogger().setLevel(logging.ERROR)
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
     # onnxruntime writes into the directory of its input, and the directory of `source` is read-only.
@@ -65,6 +63,10 @@ def quantise_static(
     options["TensorQuantOverrides"] = {name: [_ONE_SCALE] for name in _of_one_scale(model)}
     excluded = [*float_layers, *_clips_without_zero(model)]
     del model
+    root = logging.getLogger()
+    level = root.level
+    # Otherwise onnxruntime would log the advice to optimise the model, which the step `onnx` has done.
+    root.setLevel(logging.ERROR)
     try:
         quantize_static(
             private_copy,
@@ -86,6 +88,7 @@ def quantise_static(
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
     finally:
+        root.setLevel(level)
         private_copy.unlink()
     if float_layers:
         _protect(target, float_layers)
