@@ -50,6 +50,11 @@ class Loading:
     used_by_others: set[str] = field(default_factory=set)
     called_by_others: set[str] = field(default_factory=set)
 
+    def names(self) -> frozenset[str]:
+        """All names that the module uses when it is loaded, or in its functions."""
+        made = (assignment.used | assignment.called for assignment in self.assignments)
+        return frozenset().union(self.used_by_others, self.called_by_others, *self.functions.values(), *made)
+
 
 def loading(file: Path) -> Loading:
     read = Loading()

@@ -38,8 +38,8 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] not in 
 _ROOT = Path.cwd()
 RESULT = _ROOT / "mutant.json"
 _LOG = _ROOT / "mutant.log"
-#: The options of pytest.
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short")
+#: The options of pytest. Its own tracebacks show lines of source: to find these would take a third of each fork's time.
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=native")
 _POLL_SECONDS = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -39,6 +39,7 @@ class Loaded:
             if file is not None and file.startswith(within) and file.endswith(".py"):
                 self._modules[name] = module
                 self._loadings[name] = loading(Path(file))
+        self._names = {name: read.names() for name, read in self._loadings.items()}
         gc.unfreeze()  # pytest's conftest has frozen what was loaded: gc would not list it
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
         for one in gc.get_objects():
@@ -91,6 +92,7 @@ class Loaded:
         count = -1
         while count != len(constants) + len(functions):
             count = len(constants) + len(functions)
+            changed = {own for _, own in constants | functions} | {f".{own}" for _, own in constants}
             for name, module in self._loadings.items():
                 for own, origin in module.imported.items():
                     if origin in functions:
@@ -98,7 +100,8 @@ class Loaded:
                     if origin in constants and (name, own) not in constants:
                         setattr(self._modules[name], own, getattr(self._modules[origin[0]], origin[1]))
                         constants.add((name, own))
-                self._evaluate_in(name, module, constants, functions)
+                if not self._names[name].isdisjoint(changed):
+                    self._evaluate_in(name, module, constants, functions)
 
     def _evaluate_in(self, name: str, module: Loading, constants: set[Name], functions: set[Name]) -> None:
         """The same for one module."""

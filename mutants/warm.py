@@ -7,6 +7,7 @@ nursery, the process reads orders as lines of JSON, and answers each order with 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -34,6 +35,7 @@ class Warm:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         loaded = Loaded(ROOT, _FOLDERS)
+        asyncio.run(_read_descriptions_of_s3())
         gc.collect()
         gc.freeze()  # a collection in a fork would go through all of it, and copy its pages
         self._answer({"ready": len(session.items)})
@@ -45,6 +47,20 @@ class Warm:
     def _answer(self, answer: dict[str, Any]) -> None:
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
+
+
+async def _read_descriptions_of_s3() -> None:
+    """Make a client of the platform and one of the tests: each fork would read botocore's descriptions again, which
+    takes a quarter of its time.
+    """
+    # pytest must be the first to import our modules, because it rewrites their asserts.
+    from leasehold.settings import Settings  # noqa: PLC0415 - as above
+    from leasehold.storage.s3 import open_client  # noqa: PLC0415 - as above
+    from tests.support.bucket import Bucket  # noqa: PLC0415 - as above
+
+    nowhere = "http://127.0.0.1:9"
+    async with open_client(Settings(_env_file=None), nowhere), Bucket(nowhere, "key", "secret", "bucket").client():
+        pass
 
 
 def _test(session: pytest.Session, loaded: Loaded, order: dict[str, Any]) -> int:
