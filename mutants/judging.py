@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import importlib
 import json
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import asyncpg
@@ -14,6 +15,27 @@ import pytest
 
 #: PostgreSQL's errors for a mutant that is not SQL, or that names a column that does not exist. It proves nothing.
 _NO_STATEMENT = asyncpg.exceptions.SyntaxOrAccessError
+
+
+class Items:
+    """The tests that pytest has collected, by their ids and by their functions."""
+
+    def __init__(self, items: Iterable[pytest.Item]) -> None:
+        self._by_id = {item.nodeid: item for item in items}
+        self._by_function: dict[str, list[pytest.Item]] = defaultdict(list)
+        for test, item in self._by_id.items():
+            self._by_function[_function_of(test)].append(item)
+
+    def of(self, tests: Iterable[str]) -> dict[pytest.Item, str]:
+        """The items that run these tests, in this order, each with its test. A test may have other parameters since the
+        coverage was measured: then its function judges with all of them.
+        """
+        found: dict[pytest.Item, str] = {}
+        for test in tests:
+            item = self._by_id.get(test)
+            for one in [item] if item is not None else self._by_function.get(_function_of(test), ()):
+                found.setdefault(one, test)
+        return found
 
 
 class Judging:
@@ -24,7 +46,7 @@ class Judging:
     """
 
     def __init__(self, tests: list[str], limits: list[float], result: Path) -> None:
-        self._order = {test: n for n, test in enumerate(tests)}
+        self._tests = tests
         self._limits = dict(zip(tests, limits, strict=True))
         self._file = result
         self._result: dict[str, object] = {"ran": 0}
@@ -36,19 +58,16 @@ class Judging:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # A test may have other parameters since the coverage was measured: then its function judges with all of them.
-        missing = self._order.keys() - {item.nodeid for item in items}
-        functions = {_function_of(test): test for test in missing}
-        chosen = {
-            item: item.nodeid if item.nodeid in self._order else functions.get(_function_of(item.nodeid))
-            for item in items
-        }
-        tests = {item: test for item, test in chosen.items() if test is not None}
-        items[:] = sorted(tests, key=lambda item: self._order[tests[item]])
-        for item in items:
-            item.add_marker(pytest.mark.timeout(self._limits[tests[item]]), append=False)
-        self._result["collected"] = len(items)
+        items[:] = self.chosen(Items(items))
+
+    def chosen(self, items: Items) -> list[pytest.Item]:
+        """The items of the tests, each with its limit."""
+        chosen = items.of(self._tests)
+        for item, test in chosen.items():
+            item.add_marker(pytest.mark.timeout(self._limits[test]), append=False)
+        self._result["collected"] = len(chosen)
         self._write()
+        return list(chosen)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pytest
 
 from mutants import nursery
-from mutants.judging import Judging, invalid_statement
+from mutants.judging import Items, Judging, invalid_statement
 from mutants.places import ROOT, module_of
 from mutants.swapping import Loaded
 
@@ -34,14 +34,14 @@ class Warm:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        loaded = Loaded(ROOT, _FOLDERS)
+        loaded, items = Loaded(ROOT, _FOLDERS), Items(session.items)
         asyncio.run(_read_descriptions_of_s3())
         gc.collect()
         gc.freeze()  # a collection in a fork would go through all of it, and copy its pages
         self._answer({"ready": len(session.items)})
         for line in self._orders:
             order = json.loads(line)
-            self._answer(nursery.judge(order, lambda order: _test(session, loaded, order)))
+            self._answer(nursery.judge(order, lambda order: _test(session, loaded, items, order)))
         return True
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ async def _read_descriptions_of_s3() -> None:
         pass
 
 
-def _test(session: pytest.Session, loaded: Loaded, order: dict[str, Any]) -> int:
+def _test(session: pytest.Session, loaded: Loaded, collected: Items, order: dict[str, Any]) -> int:
     """In the fork: put the mutant in, and run the tests of the order up to the first failure."""
     try:
         loaded.swap(module_of(order["path"]), order["before"], order["text"])
@@ -74,8 +74,7 @@ def _test(session: pytest.Session, loaded: Loaded, order: dict[str, Any]) -> int
         nursery.RESULT.write_text(json.dumps({"invalid": refusal}))
         return 0
     judging = Judging(order["tests"], order["limits"], nursery.RESULT)
-    items = list(session.items)
-    judging.pytest_collection_modifyitems(items)
+    items = judging.chosen(collected)
     session.config.pluginmanager.register(judging)
     for item, following in zip(items, [*items[1:], None], strict=True):
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
