@@ -346,7 +346,7 @@ def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
     return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
-def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
+def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: bool) -> list[datetime]:
     """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. The policy `one`
     allows the latest missed tick, and only if no tick is on time. `has_more`: later ticks are due, too, so the latest
     missed tick is not among `due_ticks`.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
+from leasehold.domain.attempt import Attempt
+from leasehold.pipelines.webhooks import steps
 from leasehold.pipelines.webhooks.limits import DeliveryLimits
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
 
@@ -36,6 +42,24 @@ def test_a_refused_delivery_is_tried_ten_times_in_three_days() -> None:
     delays = [delay.total_seconds() for delay in step.retry_ladder]
     assert delays == [5, 5 * 60, 30 * 60, *(hours * 3600 for hours in (2, 5, 10, 14, 20, 24))]
     assert step.max_attempts == 10
+
+
+async def test_a_delivery_without_a_place_pauses_each_time_for_longer_up_to_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _least, most: most)  # no jitter
+    note: dict[str, Any] = {}
+
+    async def noted() -> dict[str, Any]:
+        return note
+
+    attempt = cast("Attempt", SimpleNamespace(note=noted))
+    pauses = []
+    for _ in range(8):
+        snooze = await steps._snooze(attempt)
+        pauses.append(snooze.until)
+        note = dict(snooze.note or {})
+    assert pauses == [timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30, 30, 30)]
 
 
 def test_clients_start_no_deliveries_and_no_limit_makes_one_wait() -> None:
