@@ -14,7 +14,7 @@ from mutants.mutant import Mutant
 from mutants.places import ROOT, all_files
 from mutants.siblings import Siblings
 from mutants.source import Source
-from mutants.uses import Uses
+from mutants.uses import Uses, targets_of
 from mutants.words import Words
 
 #: Tests that judge no mutant, each with the reason.
@@ -195,14 +195,20 @@ class Choosing:
 
     def _users(self, mutant: Mutant) -> set[str]:
         """The tests that run a line which uses the mutant's constant, or a constant that its function makes."""
-        if mutant.scope == "module":
-            return set()
         owner, _, name = mutant.scope.rpartition(".")  # of a field, the class
-        lines = (owner and self._uses.lines_using(owner.rpartition(".")[2])) or self._uses.lines_using(name)
+        names = self._together(mutant) if mutant.scope == "module" else [name]
+        lines = owner and self._uses.lines_using(owner.rpartition(".")[2])
+        lines = lines or {line for one in names for line in self._uses.lines_using(one)}
         users = {test for path, line in lines for test in self._covering.tests_of(path, [line])}
         # Only the tests of its file, if there are any: a file of constants runs in no test.
         near = users & self._covering.tests_of_file(mutant.path) if len(users) > _MANY_TESTS else set()
         return near if len(near) > _FEW_TESTS else users
+
+    def _together(self, mutant: Mutant) -> list[str]:
+        """The constants that one statement assigns together: `A, B = 1, 2` is in the scope of none of them."""
+        statements = self._sources[mutant.path].tree.body
+        around = [one for one in statements if one.lineno <= mutant.lines[0] <= (one.end_lineno or one.lineno)]
+        return [name for statement in around for name in targets_of(statement)]
 
     def _function(self, mutant: Mutant) -> range:
         """The lines of the mutant's function, without its `def`."""

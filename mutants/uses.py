@@ -11,6 +11,7 @@ from mutants.source import Source
 
 #: A line of a file: (path, line).
 Line = tuple[str, int]
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 class Uses:
@@ -41,11 +42,10 @@ class Uses:
             for child in node.body:
                 self._read(path, child, within or node.name)
         else:
-            target = within or _target(node)
-            for name in _names(node):
-                if target:
-                    self._used_by[name].add(target)
-                    self._used_by_constants.add(name)
+            targets = [within] if within else targets_of(node)
+            for name in _names(node) if targets else ():
+                self._used_by[name].update(targets)
+                self._used_by_constants.add(name)
 
     def _read_inner(self, path: str, node: ast.AST) -> None:
         """Note the names of an expression, or of a statement without a body. Of an `if`, only the condition counts."""
@@ -83,12 +83,11 @@ def _names(node: ast.AST) -> set[str]:
     return names | {child.attr for child in nodes if isinstance(child, ast.Attribute)}
 
 
-def _target(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        return node.targets[0].id
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id
-    return None
+def targets_of(node: ast.stmt) -> list[str]:
+    """The names of the constants that the statement assigns: `A = 1`, or `A, B = 1, 2`."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [part.id for part in parts if isinstance(part, ast.Name)] if isinstance(node, _ASSIGNMENTS) else []
 
 
 def _annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:

@@ -9,7 +9,7 @@ from mutants.importers import Importers
 from mutants.mutant import Change, Mutant
 from mutants.siblings import Siblings
 from mutants.source import Source
-from mutants.uses import Uses
+from mutants.uses import Uses, targets_of
 from mutants.words import Words
 
 ROUTES = """
@@ -36,6 +36,19 @@ def test_a_constant_is_used_by_the_functions_whose_parameters_name_it(tmp_path: 
     body = {("routes.py", 9), ("routes.py", 10)}
     assert uses.lines_using("Reader") == uses.lines_using("LIMIT") == body
     assert uses.lines_using("other") == set()
+
+
+def test_constants_that_are_assigned_together_are_used_where_each_of_them_is(tmp_path: Path) -> None:
+    (tmp_path / "bounds.py").write_text(
+        "LEAST, _MOST = 1, 2\n_BOTH = (LEAST, 5)\n\n\n"
+        "def least() -> int:\n    return LEAST\n\n\ndef most() -> int:\n    return _MOST\n\n\n"
+        "def both() -> tuple[int, int]:\n    return _BOTH\n"
+    )
+    uses = Uses(tmp_path, ["bounds.py"])
+    (together, *_) = Source(tmp_path, "bounds.py").tree.body
+    assert targets_of(together) == ["LEAST", "_MOST"]
+    assert uses.lines_using("LEAST") == {("bounds.py", 6), ("bounds.py", 14)}
+    assert uses.lines_using("_MOST") == {("bounds.py", 10)}
 
 
 def test_a_line_of_a_function_s_body_is_told_from_those_that_run_when_the_module_is_loaded(tmp_path: Path) -> None:
