@@ -114,7 +114,7 @@ class Choosing:
         first = self._first_file(mutant)
         first_tests = {test for test in seconds if first and test.startswith(first)}
         covering = {test for test in self._covering_tests(mutant) | first_tests if test in seconds and judges(test)}
-        tests = self._in_order(mutant, covering, first or _folders(mutant.path))
+        tests = self._in_order(mutant, covering, first)
         chosen: list[str] = []
         total = 0.0
         for test in tests:
@@ -128,12 +128,13 @@ class Choosing:
     def _cost(self, test: str) -> float:
         return self._covering.seconds[test] + (_EACH_UNIT_SECONDS if test.startswith(UNIT) else _EACH_SECONDS)
 
-    def _in_order(self, mutant: Mutant, tests: set[str], near: str | tuple[str, ...]) -> list[str]:
-        """Order by nine keys: the test that noticed the mutant last time first; then unit tests, which cost nearly
-        nothing; then those that noticed most other mutants of the function or constant, or else of the file; then tests
-        that run special lines of the function; then those whose file imports the mutant's module; then those that share
-        most words with the mutant; then those whose path begins with `near`; then, of a test with parameters, the first
-        set before further sets, which mostly notice the same mutants; then the fastest.
+    def _in_order(self, mutant: Mutant, tests: set[str], first: str | None) -> list[str]:
+        """Order by ten keys: the test that noticed the mutant last time first; then those of the file `first`; then
+        unit tests, which cost nearly nothing; then those that noticed most other mutants of the function or constant,
+        or else of the file; then tests that run special lines of the function; then those whose file imports the
+        mutant's module; then those that share most words with the mutant; then those of the mutant's folders; then, of
+        a test with parameters, the first set before further sets, which mostly notice the same mutants; then the
+        fastest.
         """
         seconds, killer, special = self._covering.seconds, self._killers.get(mutant.id), self._special_tests(mutant)
         unit_tests = first_unit_tests(mutant.path, tests, seconds)
@@ -141,11 +142,12 @@ class Choosing:
         costs = {test: self._cost(test) for test in tests}
         of_siblings = {test: place for place, test in enumerate(self._siblings.likely(mutant, costs))}
         related = self._words.related(f"{mutant.scope} {mutant.change.about}", costs, _RELATED_TESTS)
-        importers = self._importers.of(mutant.path)
-        places: dict[str, tuple[bool, bool, int, bool, bool, bool, bool, int, float]] = {}
+        importers, near = self._importers.of(mutant.path), _folders(mutant.path)
+        places: dict[str, tuple[bool, bool, bool, int, bool, bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
-            early = (test != killer, test not in unit_tests, of_siblings.get(test, len(of_siblings)))
+            is_first = first is not None and test.startswith(first)
+            early = (test != killer, not is_first, test not in unit_tests, of_siblings.get(test, len(of_siblings)))
             is_direct = test.partition("::")[0] in importers
             likely = (test not in special, not is_direct, test not in related, not test.startswith(near))
             places[test] = (*early, *likely, seen_sets[function], seconds[test])
