@@ -311,6 +311,21 @@ async def test_repeated_failures_are_known_by_their_causes(rows: Rows) -> None:
     )
 
 
+async def test_a_failure_is_no_repetition_once_the_step_was_claimed_again_or_its_job_was_cancelled(rows: Rows) -> None:
+    """The failure of that epoch is recorded, with the same cause. The step has another state since."""
+    first, cancelled = await rows.leased(), await rows.leased()
+    for claimed in (first, cancelled):
+        await SETTLEMENTS["fail"](rows.connection, claimed.lease)
+    (again,) = await claims.claim(rows.connection, rows.terms, [first.lease.task_id])
+    await SETTLEMENTS["fail"](rows.connection, again.lease)
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="", by="test")
+    for claimed in (first, cancelled):
+        late = await SETTLEMENTS["fail"](rows.connection, claimed.lease)
+        assert late == Settled({claimed.lease.task_id: Verdict.LOST})
+    repeated = await SETTLEMENTS["fail"](rows.connection, again.lease)
+    assert repeated.verdicts == {again.lease.task_id: Verdict.SETTLED}
+
+
 @pytest.mark.parametrize("max_losses", [0, 1])
 @pytest.mark.parametrize("verb", [verb for verb in SETTLEMENTS if verb != "acknowledge_cancel"])
 async def test_a_late_worker_is_told_that_a_sweep_has_ended_its_lease(rows: Rows, verb: str, max_losses: int) -> None:
