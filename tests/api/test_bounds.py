@@ -125,6 +125,12 @@ def test_the_contract_has_hundreds_of_bounds() -> None:
     assert sum(len(asked) for asked in PROBES.values()) > 500
 
 
+async def test_the_api_serves_the_published_contract(api: Running) -> None:
+    """Also what no request shows: the value of what a request leaves out, and the status of each success."""
+    async with client_of(api.url) as client:
+        assert (await client.get("/openapi.json")).json() == DOCUMENT
+
+
 @pytest.mark.parametrize("group", sorted(PROBES))
 async def test_a_value_at_a_published_bound_is_taken_and_the_next_one_is_refused(
     api: Running, make_key: MakeKey, group: str
