@@ -63,14 +63,15 @@ class Payer:
 
 @dataclass(slots=True)
 class Paid:
-    """The charge of a submission. `fields`: the RateLimit header fields for the answer. `queues`: the queues in which
-    the written tasks wait. Their depths are checked again after the write. `added`: queue -> the tasks of
-    `add_queues_of`. `held`: queue -> those of them that will wait in it once the concurrency limits admit their jobs.
+    """The charge of a submission. `fields`: the RateLimit header fields for the answer. `is_single`: the submission
+    writes one job. `queues`: queue -> the written tasks that wait in it. The depths of these queues are checked again
+    after the write. `held`: queue -> those of its tasks that wait for the concurrency limits of their jobs alone, as
+    far as `add_queues_of` has counted them.
     """
 
     fields: dict[str, str]
-    queues: set[str] = field(default_factory=set)
-    added: Counter[str] = field(default_factory=Counter)
+    is_single: bool
+    queues: Counter[str]
     held: Counter[str] = field(default_factory=Counter)
 
 
@@ -122,12 +123,16 @@ class Admission:
         charge the rates and check the bounds. After the block, check again, under locks, the bounds that concurrent
         submissions may have exceeded together.
 
-        `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: bytes that are stored with the jobs.
+        `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: bytes that are stored with the jobs. A
+        `count` of 0 is one job that is charged already.
+
         Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
-        `batch_too_large` if the jobs alone exceed a limit: then waiting cannot help.
+        `batch_too_large` if the jobs alone exceed a limit: then waiting cannot help. Exception: a single job whose
+        tasks exceed the depth of a queue passes while no other task waits in the queue. So every job can pass at some
+        time, also a retry with all the parts of a step.
         """
-        paid = Paid(await self.charge(connection, payer, count), set(queues))
-        await self._check_depth(connection, queues)
+        paid = Paid(await self.charge(connection, payer, count), count <= 1, Counter(queues))
+        await self._check_depth(connection, queues, is_single=paid.is_single)
         is_far_from_bound = await self._usage.reserve(connection, payer.tenant_id, count, size)
         yield paid
         if not is_far_from_bound:
@@ -142,18 +147,16 @@ class Admission:
         if self._settings.queue_depth_limit is None:
             return
         for row in await connection.fetch(_QUEUES_OF_JOBS, list(job_ids)):
-            paid.queues.add(row["queue"])
-            paid.added[row["queue"]] += row["tasks"]
+            paid.queues[row["queue"]] += row["tasks"]
             paid.held[row["queue"]] += row["held"]
 
     def check_added(self, paid: Paid) -> None:
-        """Raises Invalid `batch_too_large` if the tasks of `add_queues_of` alone exceed the depth of a queue: then
-        waiting cannot help. For a request that can send fewer jobs.
+        """Raises Invalid `batch_too_large` if the tasks of several jobs alone exceed the depth of a queue: then waiting
+        cannot help. For a request that can send fewer jobs. Call it after `add_queues_of`.
         """
         at_most = self._settings.queue_depth_limit
-        for tasks in paid.added.values():
-            if at_most is not None and tasks > at_most:
-                raise _too_large_for_queue(tasks, at_most)
+        if at_most is not None and not paid.is_single:
+            _refuse_too_many_at_once(paid.queues, at_most)
 
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
@@ -167,7 +170,7 @@ class Admission:
             quota = await rates.peek(connection, key, per_minute)
             if not quota.allowed:
                 raise _rate_limited(quota, charged_as)
-        await self._check_depth(connection, queues)
+        await self._check_depth(connection, queues, is_single=True)
         await self._usage.reserve(connection, payer.tenant_id, 0)  # 0: only checks
 
     async def charge(
@@ -222,16 +225,19 @@ class Admission:
         )
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
-    async def _check_depth(self, connection: Connection, queues: Mapping[str, int]) -> None:
-        """Check that each queue has room for its new tasks. `queues`: queue -> the number of these tasks."""
+    async def _check_depth(self, connection: Connection, queues: Mapping[str, int], *, is_single: bool) -> None:
+        """Check that each queue has room for its new tasks. `queues`: queue -> the number of these tasks. `is_single`:
+        they are of one job.
+        """
         at_most = self._settings.queue_depth_limit
         if at_most is None:
             return
+        if not is_single:
+            _refuse_too_many_at_once(queues, at_most)
         for queue, new_tasks in queues.items():
-            if new_tasks > at_most:
-                raise _too_large_for_queue(new_tasks, at_most)
-            if await run_reads.depth(connection, queue, at_most) + new_tasks > at_most:
-                raise _queue_full(at_most)
+            room = max(at_most, new_tasks)
+            if await run_reads.depth(connection, queue, room) + new_tasks > room:
+                raise _queue_full(at_most, new_tasks if is_single else 0)
 
     async def _check_depth_after_write(self, connection: Connection, paid: Paid) -> None:
         """Check the depths again after the write, under a lock for each queue, because concurrent submissions must see
@@ -242,8 +248,10 @@ class Admission:
             return
         for queue in sorted(paid.queues):
             await lock_name(connection, f"depth {queue}")
-            if await run_reads.depth(connection, queue, at_most + 1) + paid.held[queue] > at_most:
-                raise _queue_full(at_most)
+            tasks_of_job = paid.queues[queue] if paid.is_single else 0
+            room = max(at_most, tasks_of_job)
+            if await run_reads.depth(connection, queue, room + 1) + paid.held[queue] > room:
+                raise _queue_full(at_most, tasks_of_job)
 
 
 def _header_fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
@@ -261,11 +269,17 @@ def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
     )
 
 
-def _too_large_for_queue(tasks: int, at_most: int) -> Invalid:
-    sentence = f"{tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
-    return Invalid("batch_too_large", f"{sentence} Send fewer at once.")
+def _refuse_too_many_at_once(queues: Mapping[str, int], at_most: int) -> None:
+    """Raises Invalid if the tasks of several jobs alone exceed the depth of a queue. `queues`: queue -> the tasks."""
+    for tasks in queues.values():
+        if tasks > at_most:
+            sentence = f"{tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
+            raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
 
 
-def _queue_full(at_most: int) -> TooMany:
+def _queue_full(at_most: int, tasks_of_job: int) -> TooMany:
+    """`tasks_of_job`: of a single job, in this queue; 0: there are several jobs."""
     sentence = f"At most {at_most} tasks may wait in the queue: try again later."
+    if tasks_of_job > at_most:
+        sentence += f" This job has {tasks_of_job} tasks there, so it is accepted while no other task waits there."
     return TooMany("queue_full", sentence, policy="queue", at_most=at_most, retry_after=_FULL_QUEUE_SECONDS)

@@ -382,7 +382,7 @@ async def test_a_firing_whose_runs_can_never_be_accepted_counts_once_however_man
     minute = (datetime.now(UTC) + timedelta(minutes=30)).replace(second=0, microsecond=0)
     body = {"cron": f"{minute.minute} * * * *", "catch_up": "all", "catch_up_seconds": 86_400}
     schedule = (await make(client, **body))["id"]
-    admission = Admission(settings.model_copy(update={"queue_depth_limit": 0}), SHIPPED)
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 0}), SHIPPED)
     for failures in (1, 2):
         first = minute - timedelta(hours=4)
         await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)

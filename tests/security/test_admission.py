@@ -196,7 +196,7 @@ async def test_a_job_that_is_tried_again_counts_in_the_queues_in_which_it_waits_
         )  # fmt: skip
     async with limited.submitting(connection, PAYER, {}) as paid:
         await limited.add_queues_of(connection, paid, job_id)
-        assert paid.queues == {"q1", "q2"}
+        assert paid.queues == {"q1": 1, "q2": 1}
 
 
 @pytest.mark.parametrize("depth", [4, 5])
@@ -215,7 +215,7 @@ async def test_a_job_that_is_tried_again_at_a_concurrency_limit_counts_where_it_
     await rows.submit(Pipeline("other", module="tests", steps=[Step("a", queue="q")]), tenant="acme")
 
     async def write() -> None:
-        async with connection.transaction(), limited.submitting(connection, PAYER, {}) as paid:
+        async with connection.transaction(), limited.submitting(connection, PAYER, {}, 2) as paid:
             for job_id in job_ids:
                 await limited.add_queues_of(connection, paid, job_id)
 

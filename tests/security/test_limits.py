@@ -629,6 +629,72 @@ async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection, 
             assert accepted.is_success, (operation, accepted.text)
 
 
+#: A template whose runs begin with three tasks in one queue.
+_WIDE: dict[str, Any] = {"type": "wide", "steps": [{"id": name, "queue": "q", "needs": []} for name in "abc"]}
+#: The ways in of one job of it.
+_WIDE_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a run": ("/v1/runs", {"template": "wide"}),
+    "a batch of one": ("/v1/runs/batch", {"template": "wide", "runs": [{}]}),
+    "a retry of a run": ("/v1/runs/{run}/retry", {}),
+    "a retry of a job": ("/v1/jobs/{run}/retry", {}),
+    "a replay": ("/v1/dead-letters/{letter}/replay", {}),
+    "a replay of all": ("/v1/dead-letters/replay", {"template": "wide"}),
+    "a rerun": ("/v1/runs/{run}/rerun", {}),
+    "run-now": ("/v1/schedules/{schedule}/run-now", {}),
+    "a backfill of one tick": ("/v1/schedules/{schedule}/backfill", {}),
+}
+
+
+@pytest.mark.parametrize("has_limit", [False, True], ids=["without a limit", "at a concurrency limit with room"])
+async def test_a_job_with_more_tasks_than_may_wait_in_a_queue_gets_in_while_no_other_task_waits_there(
+    known: Settings, rows: Connection, has_limit: bool
+) -> None:
+    async with world(known, rows, queue_depth_limit=2) as acme:
+        assert (await acme.post("/v1/templates", **_WIDE)).status_code == 201
+        if has_limit:
+            limit = {"tenant_id": TENANT, "key": "tenant", "at_most": 1000}
+            assert (await acme.http.put("/v1/limits", json=limit)).is_success
+        schedule = (await acme.post("/v1/schedules", template="wide", cron="0 * * * *")).json()["id"]
+        for name, (way, body) in _WIDE_WAYS.items():
+            await rows.execute("DELETE FROM job")
+            run, letter = await acme.run(template="wide"), ""
+            claim = {"worker_id": "w", "queues": ["q"], "limit": 3}
+            tasks = (await acme.post("/v1/external/claim", **claim)).json()["tasks"]
+            assert len(tasks) == 3, name
+            for task in tasks:  # all have begun, so a retry begins all of them again
+                held = {"worker_id": "w", "epoch": task["epoch"]}
+                at = f"/v1/external/tasks/{task['task_id']}"
+                if (await acme.post(f"{at}/fail", **held, code="no", retryable=False)).is_success:
+                    letter = letter or task["task_id"]
+            path = way.format(run=run, letter=letter, schedule=schedule)
+            sent = _past(1) if name == "a backfill of one tick" else body
+            other = await acme.run()
+            refused = await acme.post(path, **sent)
+            said = problem(refused, 429, "queue_full")
+            assert "has 3 tasks there, so it is accepted while no other task waits" in said["detail"], name
+            assert refused.headers["retry-after"] == "5", name
+            assert (await acme.post(f"/v1/runs/{other}/cancel")).is_success
+            accepted = await acme.post(path, **sent)
+            assert accepted.is_success, (name, accepted.text)
+            assert await acme.jobs() == 1, name
+            problem(await acme.post("/v1/runs", template="wide"), 429, "queue_full")
+
+
+async def test_two_jobs_that_are_larger_than_a_queues_depth_do_not_pass_together(
+    known: Settings, rows: Connection
+) -> None:
+    """Nor do they in one batch, which is told to send fewer."""
+    async with world(known, rows, queue_depth_limit=2) as acme:
+        assert (await acme.post("/v1/templates", **_WIDE)).status_code == 201
+        batch = await acme.post("/v1/runs/batch", template="wide", runs=[{}, {}])
+        assert "fewer" in problem(batch, 422, "batch_too_large")["detail"]
+        backfill = f"/v1/schedules/{await acme.schedule()}/backfill"
+        problem(await acme.post(backfill, **_past(3)), 422, "batch_too_large")
+        answers = await asyncio.gather(*(acme.post("/v1/runs", template="wide") for _ in range(4)))
+        assert sorted(answer.status_code for answer in answers) == [202, 429, 429, 429]
+        assert await acme.jobs() == 1
+
+
 @pytest.mark.parametrize("bound", ["queue_depth_limit", "unfinished_per_tenant", "submissions_per_tenant"])
 async def test_whoever_asks_at_the_same_time_does_not_pass_together(
     known: Settings, rows: Connection, bound: str
