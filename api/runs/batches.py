@@ -24,7 +24,7 @@ from leasehold.api.runs.schemas import BatchAccepted, BatchRequest
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.errors import Invalid, RequestError
+from leasehold.domain.errors import Invalid, RequestError, TooMany
 from leasehold.evaluation.evaluator import PayloadMismatch
 from leasehold.limits.admission import queues_of_jobs
 from leasehold.runtime.pacing import paced
@@ -61,7 +61,11 @@ async def create_runs(
     written_runs: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
     # Refuse a request over a limit before the expensive check of its payloads. {}: the queues are not known yet.
-    await refuse_early(services, caller, {}, idempotency_key)
+    try:
+        await refuse_early(services, caller, {}, idempotency_key)
+    except TooMany:
+        if not await _creates_nothing(services, caller, body):  # only a refusal costs this further query
+            raise
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
@@ -96,6 +100,15 @@ async def create_runs(
         SUBMITTED.labels(body.template).inc(count)
         log.info("runs submitted", runs=count)
     return json_response(answer.body, answer.status_code, limit_headers)
+
+
+async def _creates_nothing(services: Services, caller: Caller, body: BatchRequest) -> bool:
+    """Whether unfinished runs have the dedupe keys of all runs of the request."""
+    keys = {item.dedupe.key for item in body.runs if item.dedupe is not None}
+    if any(item.dedupe is None for item in body.runs):
+        return False
+    async with services.pool.acquire() as connection:
+        return (await runs.unfinished_by_key(connection, caller.tenant_id, body.template, keys)).keys() == keys
 
 
 async def _split_by_existing(

@@ -155,6 +155,42 @@ async def test_a_request_with_an_idempotency_key_finds_the_run_that_is_there_alr
         problem(await ask("new", dedupe={"key": "another"}), 422, "idempotency_key_reused")
 
 
+@pytest.mark.parametrize("idempotency_key", [None, "new"])
+@pytest.mark.parametrize(
+    ("bound", "code"),
+    [("submissions_per_tenant", "rate_limited"), ("queue_depth_limit", "queue_full"),
+     ("unfinished_per_tenant", "too_many_unfinished")],
+)  # fmt: skip
+async def test_a_batch_finds_the_runs_that_are_there_already(
+    runs_settings: Settings, rows: Connection, bound: str, code: str, idempotency_key: str | None
+) -> None:
+    """The tenant may start no other run now."""
+    key = await create_key(rows, tenant_id="acme", client_id="t", scopes=SCOPES)
+    headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+    async with (
+        serving(runs_settings) as running,
+        serving(runs_settings.model_copy(update={bound: 1})) as limited,
+        client_of(running.url, key.text) as free,
+        client_of(limited.url, key.text) as http,
+    ):
+        there = [await Client(free).start(dedupe={"key": name}) for name in ("a", "b")]
+        await rows.execute(
+            "INSERT INTO rate_bucket (key, full_at) VALUES ('submit:tenant:acme', clock_timestamp() + interval '60 s')"
+        )
+
+        async def ask(*names: str | None) -> httpx2.Response:
+            runs: list[dict[str, object]] = [{} if name is None else {"dedupe": {"key": name}} for name in names]
+            return await http.post("/v1/runs/batch", json={"template": "scripted", "runs": runs}, headers=headers)
+
+        problem(await ask("a", "new"), 429, code)
+        problem(await ask("a", None), 429, code)
+        answer = await ask("a", "b", "a")
+        assert answer.status_code == 202, answer.text
+        assert (answer.json()["ids"], answer.json()["existing"]) == ([*there, there[0]], there)
+        assert "ratelimit" not in answer.headers
+    assert await count(rows, "job") == 2
+
+
 async def test_a_rerun_is_a_fresh_run_without_the_key(client: Client) -> None:
     await template(client, "allow")
     first = await client.start("scoped", **ONE)
