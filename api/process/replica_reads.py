@@ -16,7 +16,7 @@ from leasehold.api.process import deadline
 from leasehold.api.process.deadline import Deadline
 from leasehold.api.process.turnstile import Turnstile
 from leasehold.db.database import Connection
-from leasehold.db.replica import Replica, ReplicaBusy
+from leasehold.db.replica import STANDBY_FAILED, Replica, ReplicaBusy
 from leasehold.settings import Settings
 
 
@@ -27,6 +27,9 @@ class Reading:
         self._replica, self._turns = replica, turns
         self._deadline = Deadline(seconds)
         self._as_of: float | None = None  # the time of the oldest state that was read, by the clock `monotonic`
+        #: Whether a connection to the standby has failed, or a read from it. An error of the primary, for example of a
+        #: charge, does not count.
+        self.has_failed = False
 
     @property
     def lag(self) -> float | None:
@@ -48,6 +51,15 @@ class Reading:
         The time counts for two deadlines: that of the request, and that of the `Reading`. The second is shorter, so
         that time is left for the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
         """
+        try:
+            async with self._lend(tenant_id) as connection:
+                yield connection
+        except STANDBY_FAILED:
+            self.has_failed = True
+            raise
+
+    @asynccontextmanager
+    async def _lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
             try:
