@@ -46,8 +46,9 @@ _BODY_REFUSED = (400, 413, 422)
 _OUTAGE_SECONDS = 2.0
 #: `serve` ends once the API has refused all settlements of so many tasks in a row.
 _MAX_UNSETTLED = 3
-#: Seconds for which a stopping worker tries to release its task.
-_RELEASE_SECONDS = 5.0
+#: Seconds for which a stopping worker tries to release its task, and how many of them the last log lines and chunks may
+#: take.
+_RELEASE_SECONDS, _LAST_OUTPUT_SECONDS = 5.0, 2.0
 #: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
@@ -385,8 +386,9 @@ class ExternalWorker:
         """
         with suppress(httpx2.HTTPError, TimeoutError, Refused, LeaseLost):
             async with asyncio.timeout(_RELEASE_SECONDS):
-                with suppress(httpx2.HTTPError):
-                    await task.flush()
+                with suppress(httpx2.HTTPError, TimeoutError):
+                    async with asyncio.timeout(_LAST_OUTPUT_SECONDS):
+                        await task.flush()
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:

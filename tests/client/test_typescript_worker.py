@@ -277,7 +277,8 @@ async def test_a_store_that_is_away_fails_the_attempt_with_the_codes_of_its_refu
     assert out == b"Retryable file_unreadable false\nRetryable file_unwritable false\n"
 
 
-#: A worker that is told to stop while the API answers nothing. Its clock is the script's.
+#: A worker that is told to stop while the API answers nothing, or only the requests of the name that the script gets. The
+#: worker's clock is the script's.
 STOPS = f"""
 import {{ mock }} from "node:test";
 import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
@@ -288,6 +289,7 @@ const silent = {{
   request(_method, path, {{ signal }}) {{
     asked.push(path.split("/").at(-1));
     if (path.endsWith("/claim")) return Promise.resolve({{ tasks: [claim] }});
+    if (path.endsWith(`/${{process.argv[1]}}`)) return Promise.resolve({{}});
     return new Promise((_resolve, reject) => {{
       if (signal?.aborted) reject(signal.reason);
       signal?.addEventListener("abort", () => reject(signal.reason));
@@ -315,6 +317,13 @@ async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_a
     async with asyncio.timeout(SECONDS):
         out = await evaluated(STOPS)
     assert out == b"works true claim logs release\n"
+
+
+async def test_output_that_the_api_does_not_answer_leaves_time_to_give_the_task_back() -> None:
+    """The lines took all of the time, so that the task waited for the end of its lease."""
+    async with asyncio.timeout(SECONDS):
+        out = await evaluated(STOPS, "release")
+    assert out == b"true true claim logs release\n"
 
 
 #: A worker whose handler fails its first task, while the API refuses so many settlements with this status. Prints the

@@ -609,6 +609,39 @@ async def test_a_worker_that_stops_while_the_api_takes_no_settlement_releases_it
     assert tuple(task) == ("pending", 0, None)
 
 
+@pytest.mark.parametrize("silent", ["stream", "logs"])
+async def test_output_that_the_api_does_not_answer_leaves_time_to_release_the_task(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """The output took all of the time, so that the task waited for the end of its lease."""
+    assert external._LAST_OUTPUT_SECONDS <= external._RELEASE_SECONDS / 2
+    monkeypatch.setattr(external, "_LAST_OUTPUT_SECONDS", 0.01)
+    asked: list[str] = []
+    works = asyncio.Event()
+
+    async def answer(path: str, **_body: Any) -> dict[str, Any]:
+        verb = path.split("/")[-1]
+        asked.append(verb)
+        if verb == silent:
+            await asyncio.Event().wait()
+        return {"tasks": [{"task_id": "1", "step": "outside", "epoch": 1}], "cut": False}
+
+    async def handle(task: Task) -> None:
+        task.emit("a chunk")
+        task.log("a line")
+        works.set()
+        await asyncio.Event().wait()
+
+    async with ExternalWorker("http://127.0.0.1:1", "lh_x_y", queues=["reports"]) as outside:
+        monkeypatch.setattr(outside, "_request", answer)
+        serving = asyncio.create_task(outside.serve(handle))
+        await works.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+    assert asked[-1] == "release"
+
+
 async def test_what_the_api_would_refuse_is_refused_where_the_handler_logs_or_emits_it(
     client: Client, running: Running, rows: Connection, template: str
 ) -> None:

@@ -127,8 +127,8 @@ export class Task {
      */
     flush(): Promise<void>;
     /**
-     * Send what was logged and emitted, and give the task back, within so many milliseconds. Rejects as `flush`, and with a
-     * DOMException when the time is up.
+     * Send what was logged and emitted, and give the task back, within so many milliseconds. A silent
+     * request with output does not use up the time. Rejects as `flush`, and with a DOMException when the time is up.
      * @param {number} milliseconds
      */
     release(milliseconds: number): Promise<void>;

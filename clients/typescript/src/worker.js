@@ -25,6 +25,8 @@ import { ApiError, Unavailable } from "./index.js";
 const OUTAGE = 2_000;
 const OUTPUT_PAUSE = 500;
 const GIVE_BACK = 5_000;
+/** The part of the time to give a task back that its last lines and chunks may take. */
+const OUTPUT_PART = 0.4;
 /** `serve` ends once the API has refused all settlements of so many tasks in a row. */
 const MOST_UNSETTLED = 3;
 /** The API refuses these for every request of the key: no other settlement would be accepted. */
@@ -102,7 +104,7 @@ export class Task {
   #ask;
   #fetch;
   #ended = new AbortController();
-  /** Aborted when nobody waits for the output and the release any more. */
+  /** Aborted when nobody waits for the output any more. */
   #abandoned = new AbortController();
   #lines;
   #chunks;
@@ -348,20 +350,18 @@ export class Task {
   }
 
   /**
-   * Send what was logged and emitted, and give the task back, within so many milliseconds. Rejects as `flush`, and with a
-   * DOMException when the time is up.
+   * Send what was logged and emitted, and give the task back, within so many milliseconds. A silent
+   * request with output does not use up the time. Rejects as `flush`, and with a DOMException when the time is up.
    * @param {number} milliseconds
    */
   async release(milliseconds) {
-    const timer = setTimeout(
-      () => this.#abandoned.abort(new DOMException("the API has not answered in time", "TimeoutError")),
-      milliseconds,
-    );
+    const over = new AbortController();
+    const timers = [abortAfter(milliseconds * OUTPUT_PART, this.#abandoned), abortAfter(milliseconds, over)];
     try {
       await this.flush().catch(unlessForeign);
-      await this.post("release", {}, { safe: true, signal: this.#abandoned.signal });
+      await this.post("release", {}, { safe: true, signal: over.signal });
     } finally {
-      clearTimeout(timer);
+      for (const timer of timers) clearTimeout(timer);
     }
   }
 
@@ -799,6 +799,18 @@ function isRefusal(error) {
 function unlessForeign(error) {
   const known = error instanceof ApiError || error instanceof Unavailable || error instanceof LeaseLost;
   if (!known && !(error instanceof DOMException)) throw error;
+}
+
+/**
+ * Abort what waits for an answer of the API once so many milliseconds have passed. Returns the timer.
+ * @param {number} milliseconds
+ * @param {AbortController} waiting
+ */
+function abortAfter(milliseconds, waiting) {
+  return setTimeout(
+    () => waiting.abort(new DOMException("the API has not answered in time", "TimeoutError")),
+    milliseconds,
+  );
 }
 
 /**
