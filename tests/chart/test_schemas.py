@@ -81,6 +81,8 @@ def test_every_variable_is_a_setting(values: str) -> None:
         ("settings.database_pol_size=20", "database_pol_size"),
         ('settings.database_url="postgresql://u:p@h/d"', "database_url"),  # a secret never stands in a value
         ("settings.metrics_port=1", "metrics_port"),  # the probes need the chart's
+        # A pool's `drainSeconds` sets it, and with it the time until Kubernetes kills the pod.
+        ('workers.pools={"default":{"settings":{"drain_seconds":600}}}', "drain_seconds"),
         ("secrets.database_url=null", "database_url"),
         ('secrets.databaseurl={"secret":"a","key":"b"}', "databaseurl"),
         ('secrets.s3_secret_key="text"', "s3_secret_key"),
