@@ -112,14 +112,16 @@ class IsolatedAttempts:
         on_progress = partial(self._reporter.report, claimed.lease)
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
-            fetched = await self._inputs(claimed, step, sources, speculation)
+            with held.beyond_limit():  # the limit is that of the handler: the store has limits of its own
+                fetched = await self._inputs(claimed, step, sources, speculation)
             if held.cancelled:  # a cancel that came before the directory existed made no file in it
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
-                published = await find_published(self._store, claimed.output_prefix, step, digest, held)
+                with held.beyond_limit():
+                    published = await find_published(self._store, claimed.output_prefix, step, digest, held)
                 if published is not None:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
                     return published
@@ -135,7 +137,8 @@ class IsolatedAttempts:
             new_speculations = (
                 self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
             )
-            completion = await self._publish(claimed, pipeline, step, done, digest, held)
+            with held.beyond_limit():
+                completion = await self._publish(claimed, pipeline, step, done, digest, held)
             for new_speculation in new_speculations:
                 new_speculation.complete_digests({output.name: output.sha256 for output in completion.outputs})
             failpoints.reach("after_upload")

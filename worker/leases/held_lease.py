@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import monotonic
@@ -17,12 +17,15 @@ from leasehold.domain.lease import Lease
 if TYPE_CHECKING:
     from leasehold.db.database import Connection
 
+#: The most seconds of one `beyond_limit` block. They bound how long a worker whose main loop hangs keeps the lease.
+MAX_BEYOND_LIMIT_SECONDS = 3600.0
+
 
 @dataclass(slots=True)
 class HeldLease:
     """One lease. The heartbeat's thread writes `trusted_until` and `overdue`. Both this thread and the main loop write
     `lost` and `cancelled`. The main loop reads all four, and runs the two callbacks. The heartbeat renews the lease
-    until the monotonic time `renew_until`.
+    until the monotonic time `renew_until`, which the main loop writes.
     """
 
     lease: Lease
@@ -71,6 +74,19 @@ class HeldLease:
     def trusted(self) -> bool:
         """Whether the attempt may still write outputs: the lease has not expired, and is not known to be lost."""
         return not self.lost and monotonic() < self.trusted_until
+
+    @contextmanager
+    def beyond_limit(self) -> Iterator[None]:
+        """The time of the block, up to MAX_BEYOND_LIMIT_SECONDS, does not count for the time limit of the attempt. Use
+        it for work of the platform that ends by itself, such as requests to the object store: a slow store must not
+        cost the job a timeout.
+        """
+        began, renew_until = monotonic(), self.renew_until
+        self.renew_until = renew_until + MAX_BEYOND_LIMIT_SECONDS
+        try:
+            yield
+        finally:
+            self.renew_until = renew_until + monotonic() - began
 
     # --- connections of the pool; only the main loop calls these
 
