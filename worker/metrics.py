@@ -79,7 +79,7 @@ CRASHES = counter(
 NONE_FORKED = counter(
     "attempts_without_child_total",
     "Attempts at isolated steps, and at tasks with process=True, that were put off, because no child process could be "
-    "started or forked for them",
+    "started or forked for them, or it ended before it began with them",
     ["pipeline"],
 )
 CHILD_PEAK = histogram(

@@ -169,6 +169,7 @@ def main() -> None:
             _calls_of_threads[main_thread()] = call_number
             call = CallOfProcess.model_validate_json(call_json)
             logging.getLogger().setLevel(call.log_level)
+            _send(channel, Kind.BEGUN, call_number, b"")
             kind, body = _run_call(call, ProcessAttempt(call, call_number, channel))
             _send(channel, kind, call_number, body)
 

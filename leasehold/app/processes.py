@@ -75,9 +75,13 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call, and return its last frame; `on_frame` gets each frame before it. Drops frames of earlier calls:
-        their functions may have left threads behind. Raises ChildCrashed.
+        """Run the call, and return its last frame; `on_frame` gets each frame between BEGUN and it. Drops frames of earlier
+        calls: their functions may have left threads behind. Raises ChildCrashed; NoneForked if the process ended before
+        it began with the user's code (an import of the task's module is such code).
         """
+        from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
+
+        has_begun = False
         self._call_number += 1
         body = call.model_dump_json().encode()
         try:
@@ -90,9 +94,14 @@ class Process:
                     continue
                 if kind in (Kind.DONE, Kind.FAILED, Kind.CANCELLED):
                     return kind, body
-                on_frame(kind, body)
+                if kind is Kind.BEGUN:
+                    has_begun = True
+                else:
+                    on_frame(kind, body)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             exit_text = describe_exit(await self._process.wait())
+            if not has_begun:
+                raise NoneForked(f"the process of the task ended before it began ({exit_text})") from error
             raise ChildCrashed("child_crashed", f"the process of the task ended early ({exit_text})") from error
 
     def request_stop(self) -> None:
@@ -133,8 +142,8 @@ class Processes:
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
         """Run the call, and return the JSON of its result. `attempt`: the attempt of the task; it gets the function's
-        progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. If the caller's asyncio
-        task is cancelled, the process is killed.
+        progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. Raises NoneForked if it
+        has not begun. If the caller's asyncio task is cancelled, the process is killed.
         """
         process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +21,11 @@ from leasehold.app.processes import Process
 from leasehold.db import log_reads
 from leasehold.db.database import Connection
 from leasehold.db.log_reads import LogFilter
+from leasehold.domain.errors import ChildCrashed
 from leasehold.domain.ids import new_id
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.worker.attempts import runner
+from leasehold.worker.sandbox.children import NoneForked
 from tests.app import child_tasks
 from tests.app.conftest import Serve
 
@@ -107,6 +110,35 @@ async def test_a_run_for_which_no_process_can_be_started_is_put_off_and_charged_
     assert (await run)[0] == 3
     assert refusals == 1
     assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == 1
+    assert await connection.fetchval("SELECT count(*) FROM failure") == 0
+
+
+@pytest.mark.parametrize("how", ["does not start", "dies while it is idle"])
+async def test_a_run_whose_process_dies_before_it_begins_is_put_off_and_charged_with_nothing(
+    served: None, connection: Connection, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The machine has killed it, for example. It lost an attempt as `child_crashed`."""
+    broken: list[int] = []
+    start_process = asyncio.create_subprocess_exec
+
+    async def start_broken(*arguments: Any, **options: Any) -> Any:
+        if broken:
+            return await start_process(*arguments, **options)
+        broken.append(0)
+        return await start_process("false", **options)
+
+    if how == "does not start":
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start_broken)
+    else:  # and the worker has not noticed it yet
+        broken.append((await (await child_tasks.add.asubmit(0, 0)))[1])
+        monkeypatch.setattr(Process, "lives", True)
+        os.kill(broken[0], signal.SIGKILL)
+    monkeypatch.setattr(runner, "_NO_CHILD_SECONDS", 0.01)
+    run = await child_tasks.add.asubmit(1, 2)
+    assert (await run)[0] == 3
+    assert len(broken) == 1
+    charged = "SELECT errors, crashes, losses, epoch FROM task WHERE job_id = $1"
+    assert tuple(await connection.fetchrow(charged, run.id) or ()) == (0, 0, 0, 2)
     assert await connection.fetchval("SELECT count(*) FROM failure") == 0
 
 
@@ -310,6 +342,23 @@ async def test_what_a_pool_says_for_a_call_is_kept_with_its_run_also_where_the_p
     for run, messages in ((first, ["first"]), (second, ["second", "third"])):
         lines = await lines_of_code(connection, run.id)
         assert [line["message"] for line in lines] == messages
+
+
+@pytest.mark.parametrize("kind", ["before", "killed"])
+async def test_a_process_that_dies_has_begun_if_the_code_of_the_task_runs(tmp_path: Path, kind: str) -> None:
+    process = await Process.start()
+    call = CallOfProcess(
+        module=child_tasks.__name__, task="children.fail", params={"kind": kind}, job_id=str(new_id()),
+        task_id=str(new_id()), tenant="me", number=1, directory=str(tmp_path),
+        result_limits=ResultLimits(10, 50, has_store=True),
+    )  # fmt: skip
+    if kind == "before":
+        os.kill(process.pid, signal.SIGKILL)
+    try:
+        with pytest.raises(NoneForked if kind == "before" else ChildCrashed, match="killed by SIGKILL"):
+            await asyncio.wait_for(process.call(call, lambda _kind, _body: None), SECONDS)
+    finally:
+        await process.kill()
 
 
 async def test_a_call_gets_no_frame_of_an_earlier_call(tmp_path: Path) -> None:
