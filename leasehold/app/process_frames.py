@@ -24,8 +24,8 @@ NO_CALL = 0
 
 
 class Kind(IntEnum):
-    """The worker sends CALL; the process sends all others. BEGUN comes first: from then on the user's code runs. The body
-    of EMIT is a chunk of the job's stream. The body of DONE is the JSON of the result.
+    """The worker sends CALL; the process sends all others. BEGUN comes first: from then on the user's code runs. The
+    body of EMIT is a chunk of the job's stream. The body of DONE is the JSON of the result.
     """
 
     CALL = 1

@@ -75,9 +75,9 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call, and return its last frame; `on_frame` gets each frame between BEGUN and it. Drops frames of earlier
-        calls: their functions may have left threads behind. Raises ChildCrashed; NoneForked if the process ended before
-        it began with the user's code (an import of the task's module is such code).
+        """Run the call, and return its last frame; `on_frame` gets each frame between BEGUN and it. Drops frames of
+        earlier calls: their functions may have left threads behind. Raises ChildCrashed; NoneForked if the process
+        ended before it began with the user's code (an import of the task's module is such code).
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 

@@ -277,8 +277,8 @@ async def test_a_store_that_is_away_fails_the_attempt_with_the_codes_of_its_refu
     assert out == b"Retryable file_unreadable false\nRetryable file_unwritable false\n"
 
 
-#: A worker that is told to stop while the API answers nothing, or only the requests of the name that the script gets. The
-#: worker's clock is the script's.
+#: A worker that is told to stop while the API answers nothing, or only the requests of the name that the script gets.
+#: The worker's clock is the script's.
 STOPS = f"""
 import {{ mock }} from "node:test";
 import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";

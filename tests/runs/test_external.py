@@ -620,7 +620,7 @@ async def test_output_that_the_api_does_not_answer_leaves_time_to_release_the_ta
     works = asyncio.Event()
 
     async def answer(path: str, **_body: Any) -> dict[str, Any]:
-        verb = path.split("/")[-1]
+        verb = path.rpartition("/")[2]
         asked.append(verb)
         if verb == silent:
             await asyncio.Event().wait()
