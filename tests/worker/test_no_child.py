@@ -19,6 +19,7 @@ from leasehold.worker.attempts import runner as runner_module
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.sandbox import children as children_module
 from leasehold.worker.sandbox.children import NoChild, NoneForked
+from leasehold.worker.sandbox.spares import SPARE_CHILDREN
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
@@ -61,6 +62,7 @@ async def test_a_step_whose_zygote_does_not_start_again_is_put_off_and_charged_w
         with monkeypatch.context() as patched:
             patched.setattr(Zygote, "start", fails)
             patched.setattr(children_module, "_CHILD_SECONDS", 0.5)
+            patched.setattr(children_module, "_CHILD_SECONDS_WHILE_FAILING", 0.5)
             # Without a child, an attempt is overdue 3 s after its claim.
             patched.setattr(runner_module, "_AFTER_LIMIT_SECONDS", 3.0 - halves.steps[0].timeout.total_seconds())
             os.kill(spares._zygote.pid, signal.SIGKILL)
@@ -95,6 +97,60 @@ async def test_a_run_that_gets_no_slot_in_time_leaves_it_to_the_next_run(
         running.cancel()
         await asyncio.wait([running])
         assert (await made.act("ok")).value is None
+    await made.children.close()
+
+
+async def test_a_run_does_not_wait_a_minute_for_a_zygote_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker can take its task soon."""
+    made = await pool(tmp_path)
+    (name,) = made.children.pipelines
+    assert not made.children.failing(name)
+    assert not made.children.failing("unknown")
+    assert children_module._CHILD_SECONDS_WHILE_FAILING < 10 < children_module._CHILD_SECONDS
+
+    async def fails(_recipe: Recipe) -> Zygote:
+        raise DeclarationError("its packages are being replaced")
+
+    zygote = made.children._spares[name]._zygote
+    assert zygote is not None
+    async with asyncio.timeout(SECONDS / 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(Zygote, "start", fails)
+            patched.setattr(children_module, "_CHILD_SECONDS_WHILE_FAILING", 0.05)
+            os.kill(zygote.pid, signal.SIGKILL)
+            while not made.children.failing(name):
+                await asyncio.sleep(0.01)
+            with pytest.raises(NoneForked, match=r"within 0\.05 s"):
+                await made.act("ok")
+        while made.children.failing(name):
+            await asyncio.sleep(0.01)
+        assert (await made.act("ok")).value is None
+    await made.children.close()
+
+
+async def test_a_run_does_not_wait_a_minute_for_a_zygote_that_cannot_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await pool(tmp_path)
+    (name,) = made.children.pipelines
+
+    async def fails(_zygote: Zygote) -> None:
+        raise BlockingIOError
+
+    async with asyncio.timeout(SECONDS / 2):
+        while len(made.children._spares[name]._idle) < SPARE_CHILDREN:
+            await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(Zygote, "fork", fails)
+            for _ in range(SPARE_CHILDREN):
+                assert not made.children.failing(name), "there are spare children"
+                await made.act("ok")
+            while not made.children.failing(name):
+                await asyncio.sleep(0.01)
+        while made.children.failing(name):
+            await asyncio.sleep(0.01)
     await made.children.close()
 
 

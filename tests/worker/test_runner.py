@@ -361,15 +361,23 @@ async def test_a_step_for_which_no_process_can_be_forked_is_put_off_for_longer_e
     async def may_perform(_pipeline: object) -> bool:
         raise error
 
-    isolated: Any = SimpleNamespace(may_perform=may_perform)
+    rests: list[Callable[[], bool]] = []
+    failing = ["p"]
+    isolated: Any = SimpleNamespace(may_perform=may_perform, failing=failing.__contains__)
+    slot: Any = SimpleNamespace(rest_while=rests.append)
     runner = Runner(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, isolated, NOTHING)
     of = claimed()
     of = replace(of, lease=replace(of.lease, epoch=epoch))
     log: Any = SimpleNamespace(recorder=None)
     pipeline: Any = SimpleNamespace(name="p")
     held = HeldLease(of.lease, monotonic() + 600)
-    settlement = await runner._perform(of, pipeline, Step("s", isolated=True), 60.0, held, log, HAS_ROOM)
+    settlement = await runner._perform(of, pipeline, Step("s", isolated=True), 60.0, held, log, slot)
     assert settlement == Snoozing(of.lease, seconds)
+    assert len(rests) == isinstance(error, NoneForked), "its slot leaves the next such task to other workers"
+    for rest in rests:
+        assert rest()
+        failing.clear()
+        assert not rest()
 
 
 async def test_only_an_unforeseen_error_right_after_another_of_the_same_task_is_its_last(rows: Rows) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
@@ -641,3 +642,54 @@ def test_an_attempt_lends_its_slot_from_its_first_waiting_call_until_none_waits(
         assert acts.count("take back acme") == (turn - 1 if lends else 0)
         second.__exit__(None, None, None)
         assert acts.count("take back acme") == (turn if lends else 0)
+
+
+@pytest.mark.parametrize("ends", ["up", "passed", "stopped"])
+@pytest.mark.parametrize("hinted", [False, True])
+async def test_a_slot_whose_attempt_found_no_child_takes_no_other_task_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, ends: str, *, hinted: bool
+) -> None:
+    """Else a worker that can make no child takes one task after another, and other workers find none."""
+    now = monotonic()
+    monkeypatch.setattr(pools, "monotonic", lambda: now)
+    monkeypatch.setattr(pools, "_REST_CHECK_SECONDS", 0.001)
+    waiting = [claimed("first"), claimed("second")]
+    is_down, checked, ack = True, 0, AsyncMock()
+    ran: list[str] = []
+
+    def down() -> bool:
+        nonlocal checked
+        checked += 1
+        return is_down
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        return waiting.pop(0)
+
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Polled:
+        found, waiting[:] = ([], waiting) if hinted else (waiting[:limit], waiting[limit:])
+        return Polled(found)
+
+    async def run(one: Claimed, _headers: object, slot: Slot) -> None:
+        ran.append(one.step)
+        if one.step == "first":
+            slot.rest_while(down)
+
+    slot_pool = slot_pool_of(claim, claim_due, run, poll_seconds=0.01)
+    slot_pool.start()
+    try:
+        async with asyncio.timeout(SECONDS):
+            for _ in range(2 * hinted):
+                slot_pool.deliver(Delivery(Hint(new_id(), "q"), ack))
+            while checked < 5:
+                await asyncio.sleep(0.001)
+            assert (ran, ack.await_count) == (["first"], hinted)
+            if ends == "stopped":
+                slot_pool.stop_claiming()
+                await slot_pool.finished()
+                return
+            is_down = ends == "passed"
+            now += 61 * is_down
+            while len(ran) < 2:
+                await asyncio.sleep(0.001)
+    finally:
+        await slot_pool.close()

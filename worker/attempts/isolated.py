@@ -79,6 +79,10 @@ class IsolatedAttempts:
         """The pipelines whose isolated steps this worker can run, or may be able to run while it warms up."""
         return self._children.pipelines
 
+    def failing(self, pipeline: str) -> bool:
+        """Whether this worker cannot make a child for the pipeline's isolated steps now."""
+        return self._children.failing(pipeline)
+
     async def may_perform(self, pipeline: Pipeline) -> bool:
         """Wait until the worker has warmed up. Returns whether it can run the pipeline's isolated steps. Raises NoChild
         if the warm-up takes too long.

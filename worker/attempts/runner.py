@@ -328,6 +328,7 @@ class Runner:
             if not isinstance(error, NoneForked):
                 return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
             metrics.NONE_FORKED.labels(pipeline.name).inc()
+            slot.rest_while(partial(self._isolated.failing, pipeline.name))  # else it would take the next such task
             return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop

@@ -4,6 +4,7 @@ attempt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -18,5 +19,11 @@ class Slot(Protocol):
     def lent(self) -> AbstractContextManager[None]:
         """Lend the slot to other attempts during the block, while this attempt only waits for a thread or a process.
         The attempt keeps its lease. At the end of the block it has a slot again, without waiting.
+        """
+        ...
+
+    def rest_while(self, is_down: Callable[[], bool]) -> None:
+        """After this attempt, let the slot take no other task while `is_down` returns True, for a minute at most: the
+        next task would need what this attempt has not found.
         """
         ...

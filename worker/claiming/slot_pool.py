@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -55,6 +55,9 @@ _LATE_HINT_SECONDS = 0.05
 #: When an attempt of a full pool ends, the pool waits until about one attempt for each 8 slots has ended, at most 0.02
 #: s. Then one poll fills all free slots.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
+#: A slot whose attempt found no child process, because none can be started or forked, takes no other task for this many
+#: seconds, or until one can be. It looks every second. So a worker without children leaves the tasks to other workers.
+_REST_SECONDS, _REST_CHECK_SECONDS = 60.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,20 @@ class _Slot:
     def __init__(self, pool: SlotPool, tenant: str) -> None:
         self._pool = pool
         self._tenant = tenant
+        self._is_down: Callable[[], bool] | None = None
         self._waiting = 0  # how many calls of the attempt wait for threads now: a workflow makes several at once
         self._is_lent = False
 
     def may_continue(self) -> bool:
         return self._pool.may_continue(self._tenant)
+
+    def rest_while(self, is_down: Callable[[], bool]) -> None:
+        self._is_down = is_down
+
+    async def rest(self) -> None:
+        """Keep the slot occupied while the attempt's `is_down` returns True, at most `_REST_SECONDS`."""
+        if self._is_down is not None:
+            await self._pool.rest(self._is_down)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -259,15 +271,15 @@ class SlotPool:
     async def _follow(self, delivery: Delivery) -> None:
         """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint."""
         self._followed_hints += 1
+        slot = _Slot(self, delivery.hint.tenant)
         try:
-            next_step = await self._run_hinted(delivery)
+            next_step = await self._run_hinted(delivery, slot)
             await delivery.ack()
         finally:
             self._followed_hints -= 1
-        if next_step is not None:
-            await self._continue(next_step, delivery.hint.tenant)
+        await self._continue(next_step, slot)
 
-    async def _run_hinted(self, delivery: Delivery) -> Claimed | None:
+    async def _run_hinted(self, delivery: Delivery, slot: _Slot) -> Claimed | None:
         """Claim the task of the hint and run the attempt. Returns the job's next step, if the settlement claimed it."""
         hint = delivery.hint
         failpoints.reach("after_hint")
@@ -277,7 +289,7 @@ class SlotPool:
             return None
         metrics.HINTS_CLAIMED.inc()
         try:
-            next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
+            next_step = await self._run(claimed, "hint", hint.headers, slot)
             failpoints.reach("after_commit")
         except Exception:
             # The hint has done its work: if the attempt is not settled, its lease passes, and that writes a new hint.
@@ -288,23 +300,31 @@ class SlotPool:
 
     async def _run_polled(self, claimed: Claimed) -> None:
         """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""
-        next_step = await self._runner.run(claimed, None, _Slot(self, claimed.tenant_id))
+        slot = _Slot(self, claimed.tenant_id)
+        next_step = await self._runner.run(claimed, None, slot)
         failpoints.reach("after_commit")
-        await self._continue(next_step, claimed.tenant_id)
+        await self._continue(next_step, slot)
 
-    async def _continue(self, claimed: Claimed | None, tenant: str) -> None:
+    async def _continue(self, claimed: Claimed | None, slot: _Slot) -> None:
         """Run the job's next steps in the same slot. `claimed`: the next step, which the settlement of the step before
-        has claimed. Returns when a settlement has claimed no further step.
+        has claimed. Returns when a settlement has claimed no further step, and the slot has rested if it must.
         """
         while claimed is not None:
-            claimed = await self._run(claimed, "next", None, tenant)
+            claimed = await self._run(claimed, "next", None, slot)
+        await slot.rest()
 
     async def _run(
-        self, claimed: Claimed, found_by: str, headers: Mapping[str, str] | None, tenant: str
+        self, claimed: Claimed, found_by: str, headers: Mapping[str, str] | None, slot: _Slot
     ) -> Claimed | None:
         metrics.CLAIMS.labels(found_by).inc()
         metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
-        return await self._runner.run(claimed, headers, _Slot(self, tenant))
+        return await self._runner.run(claimed, headers, slot)
+
+    async def rest(self, is_down: Callable[[], bool]) -> None:
+        """Return once `is_down` returns False, after `_REST_SECONDS`, or when the pool stops."""
+        until = monotonic() + _REST_SECONDS
+        while is_down() and not self._stopping and monotonic() < until:  # noqa: ASYNC110 - `is_down` asks, and has no event
+            await asyncio.sleep(_REST_CHECK_SECONDS)
 
     def may_continue(self, tenant: str) -> bool:
         """Whether a slot of `tenant` may go on with the job's next step. It may not in four cases: the pool stops; the

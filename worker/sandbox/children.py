@@ -34,6 +34,8 @@ from leasehold.worker.sandbox.zygote_process import Recipe
 
 #: The most seconds that a run waits for a child: for its slot, and for the zygote to fork the child.
 _CHILD_SECONDS = 60.0
+#: As above, if the last try to make a child for the pipeline has failed: another worker should get the task soon.
+_CHILD_SECONDS_WHILE_FAILING = 5.0
 
 
 class NoChild(Exception):
@@ -91,6 +93,10 @@ class Children:
         waits until this child has ended.
         """
         return self._size - len(self._running)
+
+    def failing(self, pipeline: str) -> bool:
+        """Whether the last try to make a child for the pipeline has failed. The zygotes go on trying by themselves."""
+        return pipeline in self._spares and self._spares[pipeline].failing
 
     async def start(self) -> None:
         """Start all zygotes, and wait until they have loaded their handlers.
@@ -174,8 +180,9 @@ class Children:
     async def _take_child(self, pipeline: str) -> ChildProcess:
         """A child, in a slot that the caller must release. Raises NoChild."""
         has_slot = False
+        seconds = _CHILD_SECONDS_WHILE_FAILING if self.failing(pipeline) else _CHILD_SECONDS
         try:
-            async with asyncio.timeout(_CHILD_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._slots.acquire()
                 has_slot = True
                 try:
@@ -184,7 +191,7 @@ class Children:
                     self._slots.release()
                     raise
         except TimeoutError:
-            reason = f"no child process was ready within {_CHILD_SECONDS:g} s"
+            reason = f"no child process was ready within {seconds:g} s"
             raise (NoneForked if has_slot else NoChild)(reason) from None
 
     def _requests(

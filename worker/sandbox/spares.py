@@ -31,6 +31,7 @@ class Spares:
         self._missing = asyncio.Semaphore(SPARE_CHILDREN)  # how many spare children `_fill` still has to fork
         self._exhausted = asyncio.Event()  # set when no spare child is left
         self._idle: set[ChildProcess] = set()  # the children in `_waiting`
+        self._failed = False  # the last start of a zygote, or the last fork, has failed
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)
@@ -40,6 +41,11 @@ class Spares:
     def pids(self) -> frozenset[int]:
         """The process ids of the zygote and of the spare children."""
         return frozenset(process.pid for process in (self._zygote, *self._idle) if process is not None)
+
+    @property
+    def failing(self) -> bool:
+        """Whether there is no child, and the last try to start a zygote or to fork has failed."""
+        return self._failed and self._waiting.empty()
 
     async def start(self) -> None:
         """Start the zygote, and wait until it has loaded the handlers. Raises DeclarationError when a module or a
@@ -73,6 +79,7 @@ class Spares:
                 if not started.done():
                     started.set_exception(_as_declaration_error(error))
                     return
+                self._failed = True
                 self._log.error("the zygote does not start", reason=str(error), retry_seconds=delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
@@ -110,11 +117,13 @@ class Spares:
                 self._missing.release()
                 if not isinstance(error, OSError):
                     raise
+                self._failed = True
                 self._log.error("the zygote cannot fork", reason=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_DELAY)
             else:
                 delay = _FIRST_DELAY
+                self._failed = False
                 self._idle.add(child)
                 self._waiting.put_nowait(child)
 
