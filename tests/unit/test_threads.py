@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -25,6 +25,9 @@ class Lending:
 
     def may_continue(self) -> bool:
         return False
+
+    def rest_while(self, is_down: Callable[[], bool]) -> None:
+        raise NotImplementedError
 
     @contextmanager
     def lent(self) -> Iterator[None]:
