@@ -33,7 +33,7 @@ WAIT = fast_histogram(
 ATTEMPTS = fast_counter("attempts_total", "Attempts that ended", ["pipeline", "step", "outcome"], words=["outcome"])
 SECONDS = fast_histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = fast_counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
-ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
+ADOPTED = fast_counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
 TAKEN_OVER = counter("leases_taken_over_total", "Tasks claimed from an owner whose lease had expired or who was dead")

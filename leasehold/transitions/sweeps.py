@@ -19,6 +19,7 @@ import asyncpg
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, row_count, unindexed
+from leasehold.domain.step_names import declared_step
 from leasehold.telemetry.dead_letters import count_dead_letter
 from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs
@@ -79,7 +80,7 @@ WITH lost_task AS MATERIALIZED (
         finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
+              t.contained, t.unblocks, t.handler, decisions.ends, NOT decisions.lost_too_often AS again,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -95,12 +96,13 @@ WITH lost_task AS MATERIALIZED (
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT f.id AS task_id, f.status, f.step, h.id AS outbox_id, h.queue, h.priority, h.headers,
+SELECT f.id AS task_id, f.status, f.step, f.handler, h.id AS outbox_id, h.queue, h.priority, h.headers,
        f.status = 'failed' AND NOT f.contained AS is_dead_letter,
        CASE WHEN e.status = 'failed' THEN e.id END AS ended_job, e.pipeline, e.outcome, e.seconds
 FROM attempt_ended f JOIN advanced_jobs e ON e.id = f.job_id LEFT JOIN hints h ON h.task_id = f.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL, NULL FROM woken_hints h
+SELECT h.task_id, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL, NULL
+FROM woken_hints h
 """
 )
 
@@ -126,7 +128,7 @@ async def expire_leases(
     rows = await run_units(connection, LEASES, take, end)
     for row in rows:
         if row["is_dead_letter"]:
-            count_dead_letter(row["pipeline"], row["step"], _WORKER_LOST)
+            count_dead_letter(row["pipeline"], declared_step(row["step"], row["handler"]), _WORKER_LOST)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     # A row without a status has only the hint of a woken workflow: it represents no ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)

@@ -372,6 +372,16 @@ async def test_a_step_that_a_sweep_fails_is_counted_as_a_dead_letter(rows: Rows)
     assert counted() == before + 1
 
 
+async def test_a_sweep_counts_a_part_as_a_dead_letter_of_its_declared_step(rows: Rows) -> None:
+    claimed = await rows.leased()
+    await rows.connection.execute("UPDATE task SET step = 'piece.17', handler = 'scans.piece'")
+    await rows.lapse(claimed.lease.task_id)
+    labels = {"pipeline": claimed.pipeline, "step": "piece", "code": "worker_lost"}
+    before = REGISTRY.get_sample_value("leasehold_dead_letters_total", labels) or 0
+    assert (await sweeps.expire_leases(rows.connection, [], 0))[0] == 1
+    assert REGISTRY.get_sample_value("leasehold_dead_letters_total", labels) == before + 1
+
+
 async def test_a_step_of_a_workflow_that_a_sweep_fails_is_no_dead_letter(rows: Rows) -> None:
     claimed = await rows.leased()
     await rows.connection.execute("UPDATE task SET contained = true")

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 
 from leasehold.exporter.jobs import JOBS
 from leasehold.telemetry.fast_metrics import FastCounter, FastHistogram
-from leasehold.worker.metrics import ATTEMPTS, WAIT
+from leasehold.worker.metrics import ADOPTED, ATTEMPTS, WAIT
 
 BOUNDS = (0.1, 1.0, 10.0)
 VALUES = (0.05, 0.1, 0.5, 10.0, 11.0)
@@ -95,3 +95,12 @@ def test_the_alerts_see_what_happens_beside_more_names_than_a_page_should_hold(m
         (family,) = metric.collect()
         assert {sample.labels[label] for sample in family.samples} == {values[-1]}
         assert {v for s in family.samples for name, v in s.labels.items() if name not in (label, "le")} == {"other"}
+
+
+def test_adopted_outputs_of_many_templates_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastCounter, "at_most", 1)
+    monkeypatch.setattr(ADOPTED, "_children", {})
+    for template in ("first", "second", "third"):
+        ADOPTED.labels(template, "resize").inc()
+    (family,) = ADOPTED.collect()
+    assert {sample.labels["pipeline"]: sample.value for sample in family.samples} == {"first": 1, "other": 2}

@@ -75,7 +75,11 @@ writing = Pipeline(
     "writing",
     params=Script,
     module="tests.worker.inline_steps",
-    steps=[Step("whole"), Step("part", part=True), Step("reader", needs=("whole",), reads=("whole",))],
+    steps=[
+        Step("whole"),
+        Step("part", part=True, max_attempts=2, retry_ladder=AT_ONCE),
+        Step("reader", needs=("whole",), reads=("whole",)),
+    ],
 )
 
 
@@ -89,13 +93,16 @@ async def whole(attempt: Attempt) -> Any:
     await attempt.write("kept.txt", b"kept", "text/plain")
     if attempt.params.does == "snooze":
         return Snooze(timedelta(milliseconds=1), {"seen": 1})
-    second = {"fan_out": 2, "fan out nothing": None}.get(attempt.params.does, float("nan"))
+    seconds = {"fan_out": 2, "fan out nothing": None, "fan out what fails": "fails"}
+    second = seconds.get(attempt.params.does, float("nan"))
     return FanOut("part", [1, second])
 
 
 @writing.handles("part")
 async def part(attempt: Attempt) -> Done:
     item = await attempt.item()
+    if item == "fails":
+        raise Retryable("this part never works", code="part_fails")
     await attempt.write("page.txt", f"page {item}".encode(), "text/plain")
     return Done(value={"item": item})
 

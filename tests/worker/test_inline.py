@@ -10,14 +10,16 @@ from typing import Any
 
 import asyncpg
 import pytest
+from prometheus_client.registry import Collector
 
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
-from leasehold.telemetry import traces
+from leasehold.telemetry import dead_letters, traces
 from leasehold.transitions import jobs, notes
 from leasehold.transitions.settlements import Completion
+from leasehold.worker import metrics
 from leasehold.worker.leases.settlement_batcher import Answer, Settlement, SettlementBatcher
 from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
@@ -129,6 +131,37 @@ async def test_each_part_of_a_fan_out_keeps_what_it_writes_under_the_name_that_a
     store = worker.parts.store
     pages = [await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=99) for row in outputs]
     assert pages == [b"page 1", b"page 2"]
+
+
+async def test_the_metrics_count_the_parts_of_a_fan_out_under_the_name_of_their_step(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric has room for a few hundred labels: those of the parts would soon make all later ones `other`."""
+    for metric in (metrics.ATTEMPTS, metrics.SECONDS, metrics.RETRIES, dead_letters.DEAD):
+        monkeypatch.setattr(metric, "_children", {})
+    spans: set[tuple[str, str]] = set()
+
+    @contextmanager
+    def recorded(name: str, *_arguments: Any, **attributes: Any) -> Iterator[traces.Span]:
+        if "leasehold_step" in attributes:
+            spans.add((name, attributes["leasehold_step"]))
+        yield traces.Span()
+
+    monkeypatch.setattr(traces, "span", recorded)
+    new = jobs.NewJob(writing, "t", params={"does": "fan out what fails"})
+    await jobs.submit(rows.connection, [new])
+    assert (await end_of(rows, new.id))["error"]["step"] == "part.1"
+    async with asyncio.timeout(SECONDS):
+        while not steps_in(dead_letters.DEAD):  # counted after the commit
+            await asyncio.sleep(0.01)
+    assert steps_in(dead_letters.DEAD) == steps_in(metrics.RETRIES) == {"part"}
+    assert steps_in(metrics.ATTEMPTS) == steps_in(metrics.SECONDS) == {"whole", "part"}
+    assert spans == {("writing whole", "whole"), ("writing part", "part.0"), ("writing part", "part.1")}
+
+
+def steps_in(metric: Collector) -> set[str]:
+    """The values of the metric's label `step`."""
+    return {sample.labels["step"] for family in metric.collect() for sample in family.samples}
 
 
 async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_the_next_step(

@@ -34,6 +34,7 @@ from leasehold.domain.errors import (
 from leasehold.domain.missing_code import SHORTEST_PAUSE, pause_without_code
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.step_names import declared_step
 from leasehold.evaluation.templates import Templates
 from leasehold.runtime import failpoints
 from leasehold.runtime.foreign_errors import begin_foreign_code, contained, text_of
@@ -185,10 +186,11 @@ class Runner:
         })  # fmt: skip
         # If a hint led to this claim, the hint's span is the parent; else the job's span. Both have the same trace id.
         with traces.span(
-            f"{claimed.pipeline} {claimed.step}",
+            f"{claimed.pipeline} {_step_label(claimed)}",
             "CONSUMER",
             parent=parent or trace,
             leasehold_job_id=str(claimed.job_id),
+            leasehold_step=claimed.step,
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
             failpoints.reach("after_claim")  # a failpoint: here a test can stop or kill the process
@@ -219,7 +221,8 @@ class Runner:
                 span.mark_failed(failure_code)
         if claimed.gated:  # the job has concurrency limits: its end may admit another job
             self._admitter.may_have_ended(claimed.job_id)
-        metrics.count_end(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
+        exemplar = traces.exemplar_of(trace_id)
+        metrics.count_end(claimed.pipeline, _step_label(claimed), outcome, monotonic() - began, exemplar)
         return next_step
 
     # --- the work
@@ -466,9 +469,9 @@ class Runner:
             metrics.REFUSED.inc()
         code = settlement.code if isinstance(settlement, Failure) else None
         if code is not None and outcome == "retried":
-            metrics.count_retry(claimed.pipeline, claimed.step, code)
+            metrics.count_retry(claimed.pipeline, _step_label(claimed), code)
         elif code is not None and answer.is_dead_letter:
-            count_dead_letter(claimed.pipeline, claimed.step, code)
+            count_dead_letter(claimed.pipeline, _step_label(claimed), code)
         if outcome in ("failed", "retried", "lost"):
             log.warning("attempt ended", outcome=outcome, code=code)
         elif _logger.isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
@@ -524,6 +527,11 @@ def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow runs again to see its job's cancel
         return "parked"
     return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]
+
+
+def _step_label(claimed: Claimed) -> str:
+    """The step as metrics and the names of spans have it."""
+    return declared_step(claimed.step, claimed.handler)
 
 
 def _handler_of(claimed: Claimed) -> str:

@@ -26,7 +26,7 @@ WITH lost_task AS MATERIALIZED (
         finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
+              t.contained, t.unblocks, t.handler, decisions.ends, NOT decisions.lost_too_often AS again,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -121,9 +121,10 @@ WITH lost_task AS MATERIALIZED (
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT f.id AS task_id, f.status, f.step, h.id AS outbox_id, h.queue, h.priority, h.headers,
+SELECT f.id AS task_id, f.status, f.step, f.handler, h.id AS outbox_id, h.queue, h.priority, h.headers,
        f.status = 'failed' AND NOT f.contained AS is_dead_letter,
        CASE WHEN e.status = 'failed' THEN e.id END AS ended_job, e.pipeline, e.outcome, e.seconds
 FROM attempt_ended f JOIN advanced_jobs e ON e.id = f.job_id LEFT JOIN hints h ON h.task_id = f.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL, NULL FROM woken_hints h
+SELECT h.task_id, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL, NULL
+FROM woken_hints h
