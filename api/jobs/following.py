@@ -25,6 +25,7 @@ from leasehold.api.process.watch import JobWatch
 from leasehold.db.database import Connection
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.domain.json_values import MAX_INTEGER
+from leasehold.domain.step_names import MAX_STEP_NAME
 
 #: The largest value of PostgreSQL's type `integer`, which the column `attempt` has.
 _MAX_ATTEMPT = 2**31 - 1
@@ -34,7 +35,7 @@ EVENT_STREAM = "text/event-stream"
 
 _After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only items with a greater number.")]
 _Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
-_OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only items of this step.")]
+_OfStep: TypeAlias = Annotated[str | None, Query(max_length=MAX_STEP_NAME, description="Only items of this step.")]
 _OfAttempt: TypeAlias = Annotated[
     int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only items of the attempt with this number.")
 ]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from leasehold.domain.job_filter import MAX_CHARACTERS
 from leasehold.domain.json_values import Flag, Integer, JsonNumber
 from leasehold.domain.states import JobState, TaskState
+from leasehold.domain.step_names import MAX_STEP_NAME
 
 KindName = Annotated[str, Field(max_length=63, description="media, conversion, generation, run, webhook or operation.")]
 
@@ -29,7 +30,7 @@ class RetryRequest(_Request):
     """
 
     payload: dict[str, JsonValue] | None = None
-    from_step: str | None = Field(None, max_length=100)
+    from_step: str | None = Field(None, max_length=MAX_STEP_NAME)
 
 
 class BulkReplayRequest(_Request):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from leasehold.domain.pipeline import NAME
 
+#: The most characters of a step's name in a request. The index `task_job_id_step_key` takes no longer name, unless the
+#: name compresses well: the path of a step inside over 600 gathers, each inside the other.
+MAX_STEP_NAME = 2676
+
 
 def declared_step(step: str, handler: str | None) -> str:
     """The name that a label has for a task's step, because labels must have few values: that of the step as code or a

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
+from random import choices
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -20,6 +21,7 @@ from leasehold.db.artifacts import note_of
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
+from leasehold.domain.step_names import MAX_STEP_NAME
 from leasehold.transitions import claims, concurrency, jobs, settlements, streams, sweeps, workers
 from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.progress import Progress, report
@@ -391,6 +393,14 @@ async def test_a_step_of_a_workflow_that_a_sweep_fails_is_no_dead_letter(rows: R
     assert (await sweeps.expire_leases(rows.connection, [], 0))[0] == 1
     assert (await rows.task(claimed.lease.task_id))["status"] == "failed"
     assert REGISTRY.get_sample_value("leasehold_dead_letters_total", labels) == before
+
+
+async def test_a_step_has_no_longer_name_than_a_request_takes(rows: Rows) -> None:
+    await rows.submit()
+    name = "".join(choices("0123456789abcdef", k=MAX_STEP_NAME))  # it does not compress
+    await rows.connection.execute("UPDATE task SET step = $1", name)
+    with pytest.raises(asyncpg.ProgramLimitExceededError):
+        await rows.connection.execute("UPDATE task SET step = $1 || repeat('~', 8)", name)
 
 
 async def test_a_lease_that_still_holds_is_not_swept(rows: Rows) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
 
+from leasehold.api.jobs.following import _OfStep
+from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.domain.step_names import declared_step
+from leasehold.domain.workflow_names import MAX_NAME
 
 
 @pytest.mark.parametrize(
@@ -20,3 +24,9 @@ from leasehold.domain.step_names import declared_step
 )
 def test_a_label_has_the_declared_name_of_a_step(step: str, handler: str | None, label: str) -> None:
     assert declared_step(step, handler) == label
+
+
+@pytest.mark.parametrize("name", [f"{'12.34/' * 50}{'x' * MAX_NAME}#100", f"{'a' * 63}.{'b' * 63}.999"])
+def test_a_request_may_name_a_part_and_a_step_in_gathers_inside_each_other(name: str) -> None:
+    assert RetryRequest(from_step=name).from_step == name
+    assert TypeAdapter[str | None](_OfStep).validate_python(name) == name
