@@ -15,6 +15,7 @@ from leasehold.db import handler_reads, job_reads
 from leasehold.db.database import Connection
 from leasehold.db.handler_reads import Place, Served
 from leasehold.db.job_reads import MAX_COUNTED, Row
+from leasehold.domain.missing_code import split_handlers
 from leasehold.domain.sentences import counted, to_the_second
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.transitions import workers
@@ -68,9 +69,10 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     external workers are left out, because the platform does not know which external workers serve them.
     """
     places = {
-        (row["queue"], row["handler"])
+        (row["queue"], handler)
         for row in waiting_steps
         if (row["status"] != "running" or row["lapsed"]) and not row["queue"].startswith(EXTERNAL)
+        for handler in (row["handler"], *split_handlers(row["handler"]))
     }
     if not places:
         return _UNKNOWN_SERVING
@@ -78,8 +80,9 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     served_by_place = await handler_reads.served(connection, places, dead)
     nearest: dict[Place, Sequence[str]] = {}
     for place, served in served_by_place.items():
-        if served.workers and not served.able:  # no worker has the handler
-            queue, handler = place
+        queue, handler = place
+        is_single = split_handlers(handler) == [handler]
+        if is_single and served.workers and not served.able:  # no worker has the handler
             names = await handler_reads.handlers_of_queue(connection, queue, dead)
             nearest[place] = get_close_matches(handler, names, _MAX_NEAREST, 0.8)
             break  # for one place only, because comparing all names is slow
@@ -166,7 +169,7 @@ def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list
 
 
 def _is_handler_missing(row: Row, serving: Serving) -> bool:
-    """Whether workers serve the step's queue, and none of them has its handler."""
+    """Whether workers serve the step's queue, and none of them has its handler, or all of its handlers."""
     served = serving.places.get((row["queue"], row["handler"]))
     return served is not None and served.workers > 0 and served.able == 0  # `able`: how many have the handler
 
@@ -225,7 +228,8 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
 
 
 def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
-    step, queue, task = row["step"], row["queue"], _task_of(row["handler"])
+    step, queue = row["step"], row["queue"]
+    task = ", ".join(_task_of(handler) for handler in split_handlers(row["handler"]))
     message = f"No worker serves the queue {queue}."
     if served.elsewhere:
         message += f" Workers that have the code of {task} serve other queues."
@@ -235,8 +239,14 @@ def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
 
 
 def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
-    step, queue, task = row["step"], row["queue"], _task_of(row["handler"])
-    place = (queue, row["handler"])
+    step, queue, handlers = row["step"], row["queue"], split_handlers(row["handler"])
+    # If the step needs several handlers, name the first that no worker has. There is none if each worker lacks another.
+    places = [(queue, handler) for handler in handlers if not _is_served(serving, (queue, handler))]
+    if not places:
+        task = ", ".join(map(_task_of, handlers))
+        message = f"No worker of the queue {queue} has the code of all these tasks, which {step} needs: {task}."
+        return _reason("unknown_task", message, step=step, queue=queue, task=task)
+    place, task = places[0], _task_of(places[0][1])
     served = serving.places[place]
     nearest = [_task_of(name) for name in serving.nearest.get(place, ())]
     message = (
@@ -247,6 +257,12 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     return _reason(
         "unknown_task", message, step=step, queue=queue, task=task, last_seen=served.seen_at, nearest=nearest or None
     )
+
+
+def _is_served(serving: Serving, place: Place) -> bool:
+    """Whether a worker of the queue has the handler, or nobody has read whether one has it."""
+    served = serving.places.get(place)
+    return served is None or served.able > 0
 
 
 def _last_seen_sentence(task: str, served: Served) -> str:

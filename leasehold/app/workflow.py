@@ -16,7 +16,7 @@ from leasehold.app.source_location import declaration_error, declared_at
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms, check_name_and_times
 from leasehold.domain.errors import DeclarationError, HandlerMissing
-from leasehold.domain.missing_code import pause_without_code
+from leasehold.domain.missing_code import joined_handlers, pause_without_code
 from leasehold.domain.option_types import is_whole
 from leasehold.domain.verdicts import LeftToOthers
 
@@ -69,7 +69,8 @@ class WorkflowHandling:
         try:
             outcome = await attempt.drive(start)  # `drive` makes the driver, which executes the calls of `ctx`
         except HandlerMissing as error:
-            return LeftToOthers(timedelta(seconds=pause_without_code(attempt.job_id)), handler=error.handler)
+            pause = timedelta(seconds=pause_without_code(attempt.job_id))
+            return LeftToOthers(pause, handler=joined_handlers(error.handlers))
         if not outcome.ended:
             return outcome.suspension
         return await done_with_result(attempt, self._results.encoded(outcome.result))

@@ -127,10 +127,15 @@ def _flattened(signatures: Sequence[Any]) -> list[Signature]:
 def check_tasks(tasks: Mapping[str, Any], plan: Plan) -> None:
     """Raises HandlerMissing if `tasks` (CeleryTasks by name) lacks the task of a call. During a deployment, a worker of
     the earlier release lacks the tasks of the later one.
+
+    The error names the code of all calls, and not only what is missing here. Otherwise two workers that each lack the
+    task of another call would wake the run for each other without end.
     """
-    for call in _calls_of(plan):
-        if call["task"] not in tasks:
-            raise HandlerMissing(call.get("handler"))
+    calls = list(_calls_of(plan))
+    missing = [call for call in calls if call["task"] not in tasks]
+    if missing:
+        is_named = all("handler" in call for call in missing)
+        raise HandlerMissing([call["handler"] for call in calls if "handler" in call] if is_named else [])
 
 
 def _calls_of(plan: Plan) -> Iterator[Plan]:

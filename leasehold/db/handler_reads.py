@@ -14,7 +14,7 @@ from uuid import UUID
 from leasehold.db.database import Connection
 
 #: Where a step can run: (its queue, its handler). A handler is the code of a step, named `pipeline.step`. A worker can
-#: run the step if it serves the queue and has the handler.
+#: run the step if it serves the queue and has the handler. A step that needs several has `a.b, c.d` (missing_code.py).
 Place: TypeAlias = tuple[str, str]
 
 #: `served` answers for at most this many places.
@@ -52,7 +52,8 @@ SELECT place.queue, place.handler,
                 max(candidate.seen_at) FILTER (WHERE candidate.has_handler)) AS seen_at
 FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
 LEFT JOIN LATERAL (
-    SELECT place.queue = ANY(w.queues) AS serves_queue, place.handler = ANY(w.handlers) AS has_handler, w.seen_at,
+    SELECT place.queue = ANY(w.queues) AS serves_queue, w.seen_at,
+           string_to_array(place.handler, ', ') <@ w.handlers AS has_handler,
            NOT w.draining AND w.id <> ALL($3::uuid[]) AS lives
     FROM worker w
 ) AS candidate ON true

@@ -310,9 +310,10 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
-    -- `unknown`: the task waits until a worker has its code. Its `available_at` is then not the time of its start.
-    SELECT t.*, t.status = 'waiting' AND EXISTS (
-        SELECT 1 FROM unknown_task u WHERE u.task_id = t.id AND u.epoch = t.epoch) AS unknown
+    -- `missing`: the code that a worker lacked, which put the task off. Until a worker has this code, `available_at` is
+    -- not the time of the task's start.
+    SELECT t.*, (SELECT u.handler FROM unknown_task u
+                 WHERE u.task_id = t.id AND u.epoch = t.epoch AND t.status = 'waiting') AS missing
     FROM task t
     WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL AND t.status <> 'blocked'
     ORDER BY t.position, t.step LIMIT $3
@@ -320,12 +321,12 @@ WITH unfinished AS (
     SELECT greatest(10, $4 / greatest(count(*), 1))::int AS max_reads FROM unfinished WHERE status <> 'running'
 )
 SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,
-       t.available_at > clock_timestamp() AND NOT t.unknown AS later, t.waiting_on,
+       t.available_at > clock_timestamp() AND t.missing IS NULL AS later, t.waiting_on,
        (SELECT array_agg(DISTINCT e.name ORDER BY e.name) FROM journal e WHERE e.job_id = t.job_id
           AND NOT t.contained AND e.kind = 'signal' AND e.state = 'open') AS signals,
        t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,
        (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,
-       coalesce(t.handler, (SELECT j.pipeline || '.' || t.step FROM job j WHERE j.id = t.job_id)) AS handler,
+       coalesce(t.missing, t.handler, (SELECT j.pipeline || '.' || t.step FROM job j WHERE j.id = t.job_id)) AS handler,
        CASE WHEN t.status <> 'running' AND t.available_at <= clock_timestamp() THEN
          (SELECT count(*) FROM (SELECT 1 FROM task earlier
             WHERE earlier.queue = t.queue AND earlier.priority <= t.priority

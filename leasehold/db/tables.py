@@ -324,7 +324,8 @@ unknown_task = Table(
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
     Column("epoch", Integer, nullable=False),  # of the task, when a worker without its code put it off
     Column("queue", Text, nullable=False),
-    Column("handler", Text, nullable=False),  # the `pipeline.step` of its code
+    # The `pipeline.step` of its code. `a.b, c.d`: the task needs the code of both (domain/missing_code.py).
+    Column("handler", Text, nullable=False),
     Index("unknown_task_handler", "handler", "queue"),
 )
 

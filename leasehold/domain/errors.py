@@ -283,12 +283,13 @@ class NotWhileUndoing(LeaseholdError):
 
 class HandlerMissing(LeaseholdError):
     """A workflow of the platform cannot begin in this process, which lacks the code of a task that the workflow calls.
-    `handler`: that code, as `pipeline.step`; None: its name is unknown.
+    `handlers`: the code of all tasks that it calls, each a `pipeline.step`. A worker needs all of them. Empty: the name
+    of the code that is missing is unknown.
     """
 
-    def __init__(self, handler: str | None) -> None:
-        super().__init__(f"this process lacks the code of a task: {handler or 'its name is unknown'}")
-        self.handler = handler
+    def __init__(self, handlers: Sequence[str]) -> None:
+        super().__init__(f"this process lacks the code of a task: {', '.join(handlers) or 'its name is unknown'}")
+        self.handlers = handlers
 
 
 class ResultUnreadable(LeaseholdError):

@@ -1,7 +1,10 @@
-"""How long a worker puts off a task whose code it lacks: during a deployment, the worker may be of another release."""
+"""What a worker records about a task whose code it lacks, and how long it puts the task off: during a deployment, the
+worker may be of another release.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -11,6 +14,21 @@ from leasehold.domain.ids import instant_of
 SHORTEST_PAUSE = 30.0
 #: Seconds of the longest pause.
 LONGEST_PAUSE = 86_400.0
+#: The most characters of `joined_handlers`: an index has this text.
+_MAX_CHARACTERS = 2000
+
+
+def joined_handlers(handlers: Iterable[str]) -> str | None:
+    """The handlers (each a `pipeline.step`) as one text, `a.b, c.d`: only a worker that has all of them may wake the
+    task. None: there is none, or the text is too long, so that no worker wakes the task.
+    """
+    text = ", ".join(sorted(set(handlers)))
+    return text if 0 < len(text) <= _MAX_CHARACTERS else None
+
+
+def split_handlers(text: str) -> list[str]:
+    """The handlers of a text that `joined_handlers` has made."""
+    return text.split(", ")
 
 
 def pause_without_code(job_id: UUID) -> float:

@@ -14,7 +14,8 @@ from leasehold.broker.base import Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 
-# $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. Each statement that writes a row of
+# $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. A task that needs several handlers
+# has `a.b, c.d` (missing_code.py): only a worker that has all of them wakes it. Each statement that writes a row of
 # `unknown_task` holds the lock of its task: so this statement locks the task first. It passes over a locked task, which
 # the next turn finds. A worker that drains (is about to end) wakes no task, because it could not claim the task.
 # `unindexed` keeps PostgreSQL from reading a partial index for the condition: the task is found by its id.
@@ -22,7 +23,9 @@ WAKE_KNOWN = f"""
 -- wake_known
 WITH known_task AS MATERIALIZED (
     SELECT u.task_id, u.epoch, t.job_id FROM unknown_task u JOIN task t ON t.id = u.task_id
-    WHERE u.queue = ANY($2::text[]) AND u.handler = ANY($3::text[])
+    WHERE u.queue = ANY($2::text[])
+      AND (u.handler = ANY($3::text[])
+           OR (u.handler LIKE '%, %' AND string_to_array(u.handler, ', ') <@ $3::text[]))
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
     LIMIT $4
     FOR UPDATE OF t SKIP LOCKED
@@ -44,7 +47,7 @@ async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
     """Make tasks due now that a worker without their code has snoozed. Their status stays `waiting`. These are the
-    tasks in `queues` whose handler is one of `handlers`. Returns their hints (messages that a task is due), for this
+    tasks in `queues` whose handlers are among `handlers`. Returns their hints (messages that a task is due), for this
     worker alone, and whether there may be more such tasks. The outbox does not have these hints: if a hint is lost, a
     poll finds the task.
     """

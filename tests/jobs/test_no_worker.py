@@ -310,3 +310,35 @@ async def test_the_handlers_of_workers_that_ended_are_remembered_once_and_forgot
     await workers.forget_handlers(rows)
     assert len(await names()) == 10_000
     assert not {"a.c", "a.d"} & (await names()).keys()
+
+
+async def test_the_code_that_another_worker_lacked_is_named_and_not_that_of_the_step(
+    client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    """As of a chain of Celery's: each worker has the workflow that runs the calls, but not the task of each call."""
+
+    async def register(*handlers: str) -> None:
+        await workers.register(rows, uuid4(), host="h", pid=1, version="1", queues=["default"], handlers=handlers)
+
+    job = (await order.asubmit(1)).id
+    await rows.execute("UPDATE task SET status = 'waiting', available_at = now() + interval '1 hour'")
+    needed = "shop.add.run, shop.pay.run"
+    await rows.execute("INSERT INTO unknown_task SELECT id, epoch, queue, $1 FROM task", needed)
+    (reason,) = await reasons(client, job)
+    assert (reason["code"], reason["task"]) == ("no_worker", "shop.add, shop.pay")
+
+    await register("shop.order.run", "shop.add.run")
+    (reason,) = await reasons(client, job)
+    assert (reason["code"], reason["task"]) == ("unknown_task", "shop.pay")
+    assert reason["message"].startswith("No worker serves shop.pay: no worker of the queue default has its code.")
+
+    await register("shop.order.run", "shop.pay.run")
+    (reason,) = await reasons(client, job)
+    assert (reason["code"], reason["task"], reason["message"]) == (
+        "unknown_task", "shop.add, shop.pay",
+        "No worker of the queue default has the code of all these tasks, which run needs: shop.add, shop.pay.",
+    )  # fmt: skip
+
+    await register("shop.pay.run", "shop.order.run", "shop.add.run")
+    (reason,) = await reasons(client, job)
+    assert reason["code"] == "behind_others"

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
+from leasehold.domain.missing_code import joined_handlers
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, settlements, unknown_tasks, wakes, workers
 from leasehold.transitions.claims import Claimed
@@ -113,6 +116,24 @@ async def test_a_worker_wakes_the_tasks_whose_code_it_has_and_that_still_wait_fo
     assert (await changed(rows, before), await left(rows)) == ({woken}, {elsewhere})
     (claimed,) = await rows.claim_all()
     assert claimed.lease.task_id == woken
+
+
+@pytest.mark.parametrize(
+    ("has", "wakes"),
+    [
+        (["one.only"], False),
+        (["one.other", "one.third"], False),
+        (["one.third", "one.other", "one.only"], True),
+    ],
+)
+async def test_a_worker_wakes_a_task_that_needs_several_handlers_only_if_it_has_all(
+    rows: Rows, has: list[str], wakes: bool
+) -> None:
+    (task,) = await unknown(rows, 1)
+    await rows.connection.execute("UPDATE unknown_task SET handler = $1", joined_handlers(["one.other", "one.only"]))
+    worker = await register(rows)
+    hints, _ = await unknown_tasks.wake_known(rows.connection, worker, ["default"], has, 10)
+    assert {hint.task_id for hint in hints} == ({task} if wakes else set())
 
 
 async def test_a_worker_wakes_no_more_tasks_than_it_has_room_for_and_says_whether_there_may_be_more(rows: Rows) -> None:

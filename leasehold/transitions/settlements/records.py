@@ -68,9 +68,10 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Snoozing:
     """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `missing_handler`:
-    the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself. A worker that has
-    this code makes the step due earlier. None: no code is missing. `by_step`: the step's code ran, and asked to snooze.
-    So the code has not killed its worker: earlier losses no longer count.
+    the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or the names of all
+    code that the step needs (missing_code.py). A worker that has it all makes the step due earlier. None: no code is
+    missing. `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker: earlier losses
+    no longer count.
     """
 
     lease: Lease

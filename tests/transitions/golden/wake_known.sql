@@ -1,7 +1,9 @@
 -- wake_known
 WITH known_task AS MATERIALIZED (
     SELECT u.task_id, u.epoch, t.job_id FROM unknown_task u JOIN task t ON t.id = u.task_id
-    WHERE u.queue = ANY($2::text[]) AND u.handler = ANY($3::text[])
+    WHERE u.queue = ANY($2::text[])
+      AND (u.handler = ANY($3::text[])
+           OR (u.handler LIKE '%, %' AND string_to_array(u.handler, ', ') <@ $3::text[]))
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
     LIMIT $4
     FOR UPDATE OF t SKIP LOCKED
