@@ -1,5 +1,5 @@
-"""Answers that all open pages of a process share for some seconds. So a hundred open pages cost the database as much as
-one.
+"""Answers that all open pages of a tenant share for some seconds, in one process. So a hundred open pages cost the
+database as much as one.
 """
 
 from __future__ import annotations
@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from leasehold.api.process import replica_reads
+from leasehold.api.process import deadline, replica_reads
 from leasehold.api.process.replica_reads import Reading
+from leasehold.api.process.tenant_pool import current_tenant
 from leasehold.runtime.gather import has_failed
+from leasehold.runtime.transient import TRY_AGAIN
 
 #: The answer that is shared, for example the rows of a page.
 _Answer = TypeVar("_Answer")
@@ -38,7 +41,9 @@ class _Shareable(Generic[_Answer]):
 
 class Shared(Generic[_Answer]):
     """The answers of one kind, each under a key. `seconds`: how long an answer is shared. Requests that arrive while an
-    answer is being made wait for this answer.
+    answer is being made wait for this answer. Each request waits until its own deadline: the deadline of the request
+    that began the answer ends neither the answer nor the waits of the others. Tenants share no answers, because an
+    answer waits for a tenant's turn at the database.
 
     If a new answer equals the answer before it, `get` returns the earlier object. `rendering.unchanged` compares the
     answers of two renderings: this is fast, because in most cases they are the same object.
@@ -50,25 +55,40 @@ class Shared(Generic[_Answer]):
         self._answers: OrderedDict[Hashable, _Shareable[_Answer]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The shared answer, or a new answer from `make`. If the answer depends on the tenant or the scopes, `key` must
-        name them. Raises the errors of `make`.
+        """The shared answer, or a new answer from `make`. If the answer depends on the scopes, `key` must name them.
+        Raises the errors of `make`, and TimeoutError when the request has no time left.
         """
         reading = replica_reads.current()
         # Answers from the primary have separate keys, because a request that reads from the primary must not get an
         # older answer from the standby.
-        is_from_primary = reading is None
-        key = (key, is_from_primary)
-        shareable = self._answers.get(key)
-        if shareable is None or not shareable.may_be_shared:
-            # If an answer may not be shared any more, its task is done, so `result` returns immediately.
-            previous = None if shareable is None or has_failed(shareable.task) else shareable.task.result()
-            task = asyncio.create_task(_make_or_keep(make, previous))
-            shareable = _Shareable(task, monotonic() + self._seconds, reading)
-            self._remember(key, shareable)
-        answer = await asyncio.shield(shareable.task)
+        key = (current_tenant(), key, reading is None)
+        shareable, is_own = self._begun(key, make, reading)
+        try:
+            answer = await _wait_for(shareable, reading)
+        except TRY_AGAIN:
+            # What has failed may have begun long before this request. At the standby, the primary answers instead.
+            if is_own or reading is not None or deadline.current().is_over:
+                raise
+            shareable, _ = self._begun(key, make, reading)
+            answer = await _wait_for(shareable, reading)
         if reading is not None and shareable.reading is not None:
             reading.include(shareable.reading)  # the response names the age of these rows
         return answer
+
+    def _begun(
+        self, key: Hashable, make: Callable[[], Awaitable[_Answer]], reading: Reading | None
+    ) -> tuple[_Shareable[_Answer], bool]:
+        """The answer that may be shared, or else one that begins now; and whether it begins now."""
+        shareable = self._answers.get(key)
+        if shareable is not None and shareable.may_be_shared:
+            return shareable, False
+        # If an answer may not be shared any more, its task is done, so `result` returns immediately.
+        previous = None if shareable is None or has_failed(shareable.task) else shareable.task.result()
+        shared_reading = None if reading is None else reading.without_limit()
+        task = asyncio.create_task(_make_or_keep(make, previous, shared_reading))
+        shareable = _Shareable(task, monotonic() + self._seconds, shared_reading)
+        self._remember(key, shareable)
+        return shareable, True
 
     def _remember(self, key: Hashable, shareable: _Shareable[_Answer]) -> None:
         self._answers[key] = shareable
@@ -81,9 +101,20 @@ class Shared(Generic[_Answer]):
         self._answers.clear()
 
 
-async def _make_or_keep(make: Callable[[], Awaitable[_Answer]], previous: _Answer | None) -> _Answer:
-    """The answer of `make`; `previous` if the two are equal."""
-    answer = await make()
+async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> _Answer:
+    """Wait for the answer until the current request has no time left. The answer goes on without the request."""
+    async with deadline.current().waiting(), nullcontext() if reading is None else reading.waiting():
+        return await asyncio.shield(shareable.task)
+
+
+async def _make_or_keep(
+    make: Callable[[], Awaitable[_Answer]], previous: _Answer | None, reading: Reading | None
+) -> _Answer:
+    """The answer of `make`; `previous` if the two are equal. Runs in a task of its own. Each wait in it keeps its own
+    limit, but no deadline of a request applies to it.
+    """
+    with deadline.without_limit(), replica_reads.reading_as(reading):
+        answer = await make()
     return previous if previous is not None and answer == previous else answer
 
 

@@ -112,6 +112,18 @@ def extra_time(seconds: float) -> Iterator[None]:
         _deadline.reset(token)
 
 
+@contextmanager
+def without_limit() -> Iterator[None]:
+    """Inside the block, and in tasks that the block starts, no deadline counts: each wait keeps its own limit. The
+    deadline of the request itself stays. For work of which several requests share the result.
+    """
+    token = _deadline.set(None)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
 def current() -> Deadline:
     """The deadline of the current request. Outside of a request, a deadline without a limit."""
     return _deadline.get() or _UNBOUNDED

@@ -8,7 +8,7 @@ greatest possible age of the request's answer.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from time import monotonic
 
@@ -42,6 +42,16 @@ class Reading:
         may be slow.
         """
         return self._deadline.is_over
+
+    def waiting(self) -> AbstractAsyncContextManager[None]:
+        """Count the time of the block as time for the standby. Raises TimeoutError when no time is left."""
+        return self._deadline.waiting()
+
+    def without_limit(self) -> Reading:
+        """Another reading from the same standby, whose time does not count. For what several requests share."""
+        reading = Reading(self._replica, self._turns, 0.0)
+        reading._deadline.lift()
+        return reading
 
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
@@ -92,7 +102,16 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 @contextmanager
 def on_primary() -> Iterator[None]:
     """Inside the block, and in tasks that the block starts, the current request reads from the primary."""
-    token = _reading.set(None)
+    with reading_as(None):
+        yield
+
+
+@contextmanager
+def reading_as(reading: Reading | None) -> Iterator[None]:
+    """Inside the block, and in tasks that the block starts, `reading` is the reading of the current request. None: it
+    reads from the primary.
+    """
+    token = _reading.set(reading)
     try:
         yield
     finally:
@@ -130,11 +149,8 @@ class ReplicaReads:
     def reading(self) -> Iterator[Reading]:
         """Inside the block, the current request reads from the standby."""
         reading = Reading(self.replica, self._turns, self._seconds)
-        token = _reading.set(reading)
-        try:
+        with reading_as(reading):
             yield reading
-        finally:
-            _reading.reset(token)
 
 
 def _busy() -> ReplicaBusy:

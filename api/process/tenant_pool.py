@@ -35,6 +35,11 @@ def set_tenant(tenant_id: str) -> None:
     _tenant.set(tenant_id)
 
 
+def current_tenant() -> str:
+    """The tenant of the current request. Empty for a request without a key."""
+    return _tenant.get()
+
+
 class TenantPool:
     """Lends the connections of `pool` to requests. `size`: how many connections the pool has. `patience`: the seconds
     for which a request waits for one.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from fastapi import Request
 
 from leasehold.api.console import overview, rates, rendering
+from leasehold.api.console.findings import findings_of
 from leasehold.api.console.rates import rates_of
 from leasehold.api.console.shared import Shared
 from leasehold.api.fleet.health import Readiness
 from leasehold.api.process import deadline
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
 from leasehold.api.process.tenant_pool import set_tenant
 from leasehold.db.database import Connection
 from leasehold.db.pool_sizes import pool_of_api
@@ -138,6 +143,33 @@ async def test_dead_letters_group_the_latest_alone(
     assert "latest 2 dead letters" in shown
     everything = (await maker.client.get("/v1/dead-letters/groups")).json()["groups"]
     assert {group["code"] for group in everything} == {"oldest", "middle", "newest"}
+
+
+@pytest.mark.usefixtures("patient_readiness")
+async def test_who_looks_at_the_same_moment_sees_what_its_own_key_may(
+    person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another tenant, and a narrower key of the same tenant, while the first answer is being made."""
+    admin, stranger = await person(ROLES["admin"]), await person(ROLES["viewer"], tenant="rival")
+    blind = await person(frozenset({"media:read"}))
+    await maker.make("run")
+    callers: list[tuple[str, frozenset[str]]] = []
+    all_began = asyncio.Event()
+
+    async def together(request: Request, services: Services, caller: Caller) -> object:
+        callers.append((caller.tenant_id, caller.scopes))
+        if len(callers) == 3:
+            all_began.set()
+        async with asyncio.timeout(60):
+            await all_began.wait()
+        return await findings_of(request, services, caller)
+
+    monkeypatch.setattr(overview, "findings_of", together)
+    pages = await asyncio.gather(*(somebody.see("/") for somebody in (admin, stranger, blind)))
+    assert len(set(callers)) == 3
+    unfinished = [re.findall(r"<dd>(\d+)</dd><dt><a [^>]*>(unfinished jobs[^<]*)<", text) for text in pages]
+    assert unfinished == [[("1", "unfinished jobs of acme")], [("0", "unfinished jobs")], []]
+    assert ["of all tenants" in text for text in pages] == [True, False, False]
 
 
 @pytest.mark.usefixtures("patient_readiness")
