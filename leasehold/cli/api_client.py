@@ -11,8 +11,10 @@ from time import monotonic
 from typing import Any, NoReturn, Self
 
 import httpx2
+import typer
 
 from leasehold.cli.running import failure_printed
+from leasehold.cli.terminal import harmless
 from leasehold.client.calls import Call
 from leasehold.client.requests import DIRECT, KeyAuth
 from leasehold.client.retrying import (
@@ -78,6 +80,7 @@ class ApiClient:
     def __init__(self, url: str, key: str) -> None:
         # The timeout is longer than the API takes for any request, so that a slow answer does not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
+        self._is_away = False  # whether `pause_for` has said so, and no answer has come since then
 
     def __enter__(self) -> Self:
         return self
@@ -90,12 +93,26 @@ class ApiClient:
         return self._request("GET", path, params=without_none(params))
 
     def get_patiently(self, path: str, **params: Any) -> dict[str, Any]:
-        """As `get`, but raises no Interrupted: it sends the request again until the API answers."""
+        """As `get`, but raises no Interrupted: it sends the request again until the API answers (`pause_for`)."""
         while True:
             try:
                 return self.get(path, **params)
             except Interrupted as error:
-                time.sleep(error.pause_seconds)
+                self.pause_for(error)
+
+    def pause_for(self, error: Interrupted) -> None:
+        """Pause before a request is sent again that may be tried for ever. Print to stderr why the command waits: once,
+        until the API has answered again, which is printed, too.
+        """
+        if not self._is_away:
+            self._is_away = True
+            _print_to_stderr(f"{full_stop(str(error))} Trying again until the API answers.")
+        time.sleep(error.pause_seconds)
+
+    def _record_answer(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            _print_to_stderr("The API answers again.")
 
     def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
         """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
@@ -152,6 +169,7 @@ class ApiClient:
                 if not answer.is_success:
                     answer.read()
                     self._body_of(answer)  # raises Refused
+                self._record_answer()
                 yield answer
         except httpx2.HTTPError as error:
             raise self._interrupted_error(error) from error
@@ -161,7 +179,9 @@ class ApiClient:
             answer = self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
             raise self._interrupted_error(error) from error
-        return self._body_of(answer)
+        body = self._body_of(answer)
+        self._record_answer()
+        return body
 
     def _interrupted_error(self, error: httpx2.HTTPError) -> Interrupted:
         may_be_done = not isinstance(error, NOT_SENT)
@@ -204,6 +224,11 @@ class ApiClient:
 
     def _source(self, answer: httpx2.Response) -> str:
         return f"{self._http.base_url} answered {answer.status_code}"
+
+
+def _print_to_stderr(sentence: str) -> None:
+    # By `sys.stderr`, which Rich replaces while it shows bars: so the line stands above them.
+    typer.echo(harmless(f"leasehold: {sentence}"), err=True)
 
 
 def _refusal(problem: Mapping[str, Any], status: int) -> str:

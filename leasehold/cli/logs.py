@@ -58,7 +58,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     end has no lines: then no further line can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer now; later this function waits until the API answers
+    client.get(path)  # raises if the API does not answer now; later this function waits, and says so
     has_ended = False  # whether the job had ended before the next stream begins
     while True:
         cursor_before = after
@@ -73,7 +73,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
                 if not has_ended:
                     time.sleep(_PAUSE_SECONDS)  # a proxy may end each stream at once
         except Interrupted as error:
-            time.sleep(error.pause_seconds)
+            client.pause_for(error)
 
 
 def _print(line: dict[str, Any], *, as_json: bool) -> None:

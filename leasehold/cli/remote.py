@@ -92,7 +92,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 def watch(run: RunId, as_json: AsJson = False) -> None:
     """Follow a run to its end, with a bar for each step. Exit with 1 unless the run succeeds."""
     with api_client() as client:
-        # This raises if the API does not answer now. Later, the command waits until the API answers.
+        # This raises if the API does not answer now. Later, the command says so, and waits until the API answers.
         _watch(client, run, client.get(f"/v1/runs/{path_part(run)}"), as_json)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
-from leasehold.cli import logs
+from leasehold.cli import logs, remote
 from leasehold.cli.api_client import ApiClient, Interrupted
 from tests.client.front import fronting
 
@@ -34,6 +36,9 @@ class Api:
         if len(self.asked) == 4:
             raise Interrupted("the API has too much to do", retry_after=7)
         yield from ()
+
+    def pause_for(self, error: Interrupted) -> None:
+        time.sleep(error.pause_seconds)
 
 
 def test_a_quiet_job_is_followed_through_a_restart_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +67,87 @@ async def test_the_pause_is_as_long_as_the_api_asks(
         with ApiClient(url, "lh_x_y") as client, pytest.raises(Interrupted) as caught:
             await asyncio.to_thread(client.get, "/v1/runs")
     assert (caught.value.pause_seconds, caught.value.may_be_done) == (pause_seconds, may_be_done)
+
+
+class Answers:
+    """A server whose answers are given: an error of the connection, or a status and a body."""
+
+    def __init__(self, *answers: tuple[int, str] | httpx2.TransportError) -> None:
+        self.left = list(answers)
+
+    def __call__(self, _request: httpx2.Request) -> httpx2.Response:
+        answer = self.left.pop(0)
+        if isinstance(answer, httpx2.TransportError):
+            raise answer
+        return httpx2.Response(answer[0], text=answer[1])
+
+    def client(self) -> ApiClient:
+        client = ApiClient("http://api.example", "lh_x_y")
+        client._http = httpx2.Client(base_url="http://api.example", transport=httpx2.MockTransport(self))
+        return client
+
+
+NOBODY = httpx2.ConnectError("nobody listens")
+AWAY = (503, '{"code":"database_unavailable","detail":"away"}')
+GOES_ON, HAS_ENDED = (200, '{"status":"running"}'), (200, '{"status":"succeeded"}')
+ENTRY = {
+    "n": 7,
+    "at": "2026-11-27T00:00:00Z",
+    "step": "a",
+    "attempt": 1,
+    "level": "info",
+    "logger": "x",
+    "message": "y",
+}
+LINE = f"id: 7\ndata: {json.dumps(ENTRY)}\n\n"
+
+
+def said_of(*sentences: str) -> str:
+    return "".join(f"leasehold: {sentence}\n" for sentence in sentences)
+
+
+LOST = "http://api.example does not answer: nobody listens. Trying again until the API answers."
+BACK = "The API answers again."
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_who_follows_a_log_learns_once_that_the_api_is_away_and_once_that_it_is_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Answers(GOES_ON, (200, LINE), NOBODY, NOBODY, AWAY, (200, ""), AWAY, (200, ""), HAS_ENDED, (200, ""))
+    for line in logs._follow(server.client(), "id", 0, None, None):
+        logs._print(line, as_json=True)
+    assert server.left == []
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["n"] for line in out.splitlines()] == [7]
+    again = "database_unavailable: away. Trying again until the API answers."
+    assert err == said_of(LOST, BACK, again, BACK)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_who_watches_a_run_learns_once_that_the_api_is_away_and_once_that_it_is_back(
+    capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    run = {"id": "a-run", "status": "running", "progress": {"steps": []}}
+    ended = run | {"status": "succeeded"}
+    server = Answers((200, json.dumps(run)), NOBODY, AWAY, NOBODY, (200, json.dumps(run)), (200, json.dumps(ended)))
+    client = server.client()
+    remote._watch(client, "a-run", client.get("/v1/runs/a-run"), as_json)
+    assert server.left == []
+    out, err = capsys.readouterr()
+    assert err == said_of(LOST, BACK)
+    assert not as_json or json.loads(out) == ended
+
+
+def test_a_command_that_does_not_wait_says_nothing_but_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Answers(NOBODY, HAS_ENDED).client()
+    with pytest.raises(Interrupted):
+        client.get("/v1/runs")
+    client.get("/v1/runs")
+    assert capsys.readouterr() == ("", "")
