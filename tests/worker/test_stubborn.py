@@ -35,8 +35,17 @@ async def handlers_end(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     stubborn_steps.let_go()
 
 
+@pytest.fixture
+async def attempt() -> AsyncIterator[Stubborn]:
+    """Its handler ends with the test, also with one that fails: else the event loop would wait for it for ever."""
+    made = Stubborn()
+    yield made
+    made.go_on.set()
+    await asyncio.sleep(0)  # the handler sees it before the loop ends, and cancels all tasks
+
+
 class Stubborn(Attempt):
-    """An attempt whose handler goes on until `go_on` is set, and then returns."""
+    """An attempt whose handler goes on until `go_on` is set, and then returns. The fixture `attempt` makes it."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -72,8 +81,9 @@ class Stubborn(Attempt):
     ],
     ids=["lost", "cancelled", "released", "overdue"],
 )
-async def test_an_attempt_ends_although_its_handler_does_not(stop: Callable[[Stubborn], object], kind: type) -> None:
-    attempt = Stubborn()
+async def test_an_attempt_ends_although_its_handler_does_not(
+    attempt: Stubborn, stop: Callable[[Stubborn], object], kind: type
+) -> None:
     running = asyncio.create_task(attempt.settlement())
     await attempt.began.wait()
     stop(attempt)
@@ -86,9 +96,8 @@ async def test_an_attempt_ends_although_its_handler_does_not(stop: Callable[[Stu
     assert not attempt.runner._running
 
 
-async def test_an_attempt_that_outlives_its_time_limit_fails_because_of_it() -> None:
+async def test_an_attempt_that_outlives_its_time_limit_fails_because_of_it(attempt: Stubborn) -> None:
     """Not because of the lease, which would be charged as a loss of its worker."""
-    attempt = Stubborn()
     failure = await attempt.stopped(attempt.outlive_its_limit)
     attempt.go_on.set()
     assert isinstance(failure, Failure)
@@ -97,8 +106,7 @@ async def test_an_attempt_that_outlives_its_time_limit_fails_because_of_it() -> 
     assert attempt.told == [failure.message]
 
 
-async def test_whoever_cancels_an_attempt_from_outside_does_not_wait_for_its_handler() -> None:
-    attempt = Stubborn()
+async def test_whoever_cancels_an_attempt_from_outside_does_not_wait_for_its_handler(attempt: Stubborn) -> None:
     running = asyncio.create_task(attempt.settlement())
     await attempt.began.wait()
     running.cancel()
@@ -140,10 +148,11 @@ async def test_who_is_cancelled_gets_the_result_and_a_moment_to_settle_it(
     assert results == ["result"]
 
 
-async def test_what_a_handler_returns_in_the_time_that_it_has_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_handler_returns_in_the_time_that_it_has_to_stop_counts(
+    attempt: Stubborn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner_module, "_MIN_STOP_SECONDS", SECONDS)
     monkeypatch.setattr(runner_module, "_MAX_STOP_SECONDS", SECONDS)
-    attempt = Stubborn()
 
     def stop() -> None:
         attempt.runner.release()
@@ -166,8 +175,9 @@ class Lent:
         self.is_cut = True
 
 
-async def test_a_handler_that_is_given_up_loses_each_connection_also_beside_some_whose_sessions_have_ended() -> None:
-    attempt = Stubborn()
+async def test_a_handler_that_is_given_up_loses_each_connection_also_beside_some_whose_sessions_have_ended(
+    attempt: Stubborn,
+) -> None:
     connections: list[Any] = [Lent(has_ended=number % 2 == 0) for number in range(20)]
     for connection in connections:
         attempt.held.borrow(connection)
