@@ -37,7 +37,8 @@ class Outage:
         self._since: float | None = None
         self._error_at = 0.0
         self._answered_at = 0.0
-        self._end_timer: asyncio.TimerHandle | None = None
+        #: The event loop in which a timer of `_end_if_settled` runs.
+        self._timer_loop: asyncio.AbstractEventLoop | None = None
         self._logged_at = 0.0
         self._errors = 0
         self._noticed_by: set[str] = set()
@@ -84,15 +85,24 @@ class Outage:
         self.answers += 1
         if self._answered_at - self._error_at >= SETTLED_SECONDS:
             self._end()
-        elif self._end_timer is None:
-            with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
-                self._end_timer = asyncio.get_running_loop().call_later(SETTLED_SECONDS, self._end_if_settled)
+            return
+        with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
+            loop = asyncio.get_running_loop()
+            if self._timer_loop is not loop:  # the timer of a loop that has ended never runs
+                self._timer_loop = loop
+                loop.call_later(SETTLED_SECONDS, self._end_if_settled)
 
     def _end_if_settled(self) -> None:
-        """End the outage if no error came after the last answer."""
-        self._end_timer = None
-        if self._error_at <= self._answered_at:
+        """End the outage if no error came after the last answer, once there was no error for SETTLED_SECONDS."""
+        self._timer_loop = None
+        if self._since is None or self._error_at > self._answered_at:
+            return
+        seconds_left = self._error_at + SETTLED_SECONDS - self._clock()
+        if seconds_left <= 0:
             self._end()
+        else:  # an error and an answer came while the timer ran
+            self._timer_loop = asyncio.get_running_loop()
+            self._timer_loop.call_later(seconds_left, self._end_if_settled)
 
     def _end(self) -> None:
         with self._lock:

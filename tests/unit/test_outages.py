@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
+import pytest
 from structlog.testing import capture_logs
 
 from leasehold.telemetry.outages import Outage
@@ -53,3 +57,65 @@ def test_parts_that_come_back_one_after_the_other_are_one_outage() -> None:
     assert len(lines) == 3
     assert not lines[1]["event"].endswith("until it is back")
     assert outage.lasts
+
+
+class Loop:
+    """The timers of an event loop, by the clock of the test."""
+
+    def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = clock
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> object:
+        self._timers.append((self._clock.now + seconds, callback))
+        return self._timers[-1]
+
+    def go_on_until(self, instant: float) -> None:
+        while self._timers and min(self._timers, key=lambda timer: timer[0])[0] <= instant:
+            timer = min(self._timers, key=lambda timer: timer[0])
+            self._timers.remove(timer)
+            self._clock.now = timer[0]
+            timer[1]()
+        self._clock.now = instant
+
+
+def test_the_time_without_errors_begins_again_with_each_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer, an error, and an answer again, within one second: the timer of the first answer ends nothing."""
+    clock = Clock()
+    outage, loop = Outage("broker", clock=clock), Loop(clock, monkeypatch)
+    begin = clock.now
+    with capture_logs() as lines:
+        outage.record_error(OSError(), "publish")
+        for instant, is_error in [(0.125, False), (0.5, True), (1.0, False)]:
+            loop.go_on_until(begin + instant)
+            if is_error:
+                outage.record_error(OSError(), "consume")
+            else:
+                outage.record_answer()
+        loop.go_on_until(begin + 1.25)
+        assert outage.lasts
+        outage.record_error(OSError(), "consume")  # the same outage
+        loop.go_on_until(begin + 1.375)
+        outage.record_answer()
+        loop.go_on_until(begin + 2.125)
+        assert outage.lasts
+        loop.go_on_until(begin + 2.5)
+    assert not outage.lasts
+    assert [line["event"] for line in lines] == [
+        "the broker is away; trying again until it is back",
+        "the broker is back",
+    ]
+    assert lines[1]["errors"] == 3
+
+
+def test_an_outage_ends_although_an_event_loop_with_its_timer_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may call `asyncio.run` several times. A broker's connection is an answer once, and not again."""
+    clock = Clock()
+    outage = Outage("broker", clock=clock)
+    for _ in range(2):
+        loop = Loop(clock, monkeypatch)  # the one before never runs again
+        outage.record_error(OSError(), "publish")
+        outage.record_answer()
+    loop.go_on_until(clock.now + 1)
+    assert not outage.lasts

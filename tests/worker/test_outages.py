@@ -24,6 +24,12 @@ AWAY = 3.0
 SECONDS = 60.0
 
 
+@pytest.fixture(autouse=True)
+def no_reminders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load a server may need minutes to start, and each minute of an outage has a line (tests/unit)."""
+    monkeypatch.setattr(outages, "REMINDER_SECONDS", float("inf"))
+
+
 @pytest.fixture
 async def server(run_directory: Path) -> AsyncIterator[Postgres]:
     server = Postgres(run_directory / "postgres-of-an-outage", durable=False)
