@@ -33,6 +33,7 @@ from tests.support.bucket import Bucket
 from tests.support.cheap import make_repetitions_cheap
 from tests.support.containers import postgres_container, rabbitmq_container, s3_container
 from tests.support.databases import Databases
+from tests.support.logging_state import logging_as_before
 from tests.support.not_here import reasons
 from tests.support.seeds import seed_of_this_commit
 
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
 
 PORT_OF_MANAGEMENT = 15672
 MEMORY_BYTES = 4 * 1024**3
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """The logs of the process are as they were after each test."""
+    with logging_as_before():
+        yield
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from leasehold.telemetry.outages import Outage
 from tests.support.clock import Clock
+from tests.support.now import now
 
 
 def test_a_hundred_errors_of_many_parts_are_one_line_and_the_end_is_another() -> None:
@@ -94,14 +95,14 @@ def test_the_time_without_errors_begins_again_with_each_error(monkeypatch: pytes
             else:
                 outage.record_answer()
         loop.go_on_until(begin + 1.25)
-        assert outage.lasts
+        assert now(outage.lasts)
         outage.record_error(OSError(), "consume")  # the same outage
         loop.go_on_until(begin + 1.375)
         outage.record_answer()
         loop.go_on_until(begin + 2.125)
-        assert outage.lasts
+        assert now(outage.lasts)
         loop.go_on_until(begin + 2.5)
-    assert not outage.lasts
+    assert not now(outage.lasts)
     assert [line["event"] for line in lines] == [
         "the broker is away; trying again until it is back",
         "the broker is back",
@@ -118,4 +119,4 @@ def test_an_outage_ends_although_an_event_loop_with_its_timer_has_ended(monkeypa
         outage.record_error(OSError(), "publish")
         outage.record_answer()
     loop.go_on_until(clock.now + 1)
-    assert not outage.lasts
+    assert not now(outage.lasts)
