@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +49,7 @@ WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
 _LONG_POLL_SECONDS = 10  # how long the API may wait for a change of the run before it answers
+_PAUSE_SECONDS = 0.5  # the pause between two requests of `watch`, if the first was answered sooner
 
 
 def submit(
@@ -101,7 +103,10 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
     path = f"/v1/runs/{path_part(run)}"
     if as_json:
         while answer["status"] not in ENDED:
+            asked_at = monotonic()
             answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
+            if answer["status"] not in ENDED and monotonic() - asked_at < _PAUSE_SECONDS:
+                time.sleep(_PAUSE_SECONDS)  # the run has changed, or a proxy or an API that stops answers at once
         typer.echo(json.dumps(answer))
     else:
         answer = _show_bars(client, path, answer)
@@ -117,7 +122,7 @@ def _show_bars(client: ApiClient, path: str, answer: dict[str, Any]) -> dict[str
         bars: dict[str, TaskID] = {}
         _update_bars(progress, bars, answer)
         while answer["status"] not in ENDED:
-            time.sleep(0.5)
+            time.sleep(_PAUSE_SECONDS)
             answer = client.get_patiently(path)
             _update_bars(progress, bars, answer)
     print_line(f"{answer['id']} {answer['status']}")

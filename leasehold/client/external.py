@@ -44,6 +44,8 @@ _KEY_REFUSED = (401, 403)
 _BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
+#: For how many seconds a claim of `serve` waits for a task: the most that the API allows.
+_WAIT_SECONDS = 30.0
 #: `serve` ends once the API has refused all settlements of so many tasks in a row.
 _MAX_UNSETTLED = 3
 #: Seconds for which a stopping worker tries to release its task, and how many of them the last log lines and chunks may
@@ -299,7 +301,7 @@ class ExternalWorker:
     async def serve(self, handle: Handler) -> None:
         """Work on one task at a time, until the caller cancels `serve`. Then release the current task: its attempt does
         not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that the
-        API does not let this worker settle.
+        API does not let this worker settle, and after an empty answer that came at once.
 
         Raises Refused if the API refuses the key or the queues, and if it refuses all settlements of three tasks in a
         row. For example, a proxy lets only the claims through: the worker would run each task of the queue for nothing.
@@ -307,8 +309,11 @@ class ExternalWorker:
         self._unsettled.clear()
         while True:
             unsettled_before = len(self._unsettled)
+            claimed_at = monotonic()
             try:
-                await self.work_once(handle, wait=30.0)
+                had_task = await self.work_once(handle, wait=_WAIT_SECONDS)
+                if not had_task and monotonic() - claimed_at < _OUTAGE_SECONDS:
+                    await asyncio.sleep(_OUTAGE_SECONDS)  # a proxy, or an API that stops, may answer each claim at once
             except httpx2.HTTPError:
                 await asyncio.sleep(_OUTAGE_SECONDS)
             if len(self._unsettled) >= _MAX_UNSETTLED:
