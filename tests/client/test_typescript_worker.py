@@ -326,6 +326,33 @@ async def test_output_that_the_api_does_not_answer_leaves_time_to_give_the_task_
     assert out == b"true true claim logs release\n"
 
 
+#: A worker whose claims are answered at once, with no task. Its clock is the script's. Prints how often it has claimed
+#: after so many turns of the event loop, then when its pause has passed.
+ANSWERED_AT_ONCE = f"""
+import {{ mock }} from "node:test";
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+mock.timers.enable({{ apis: ["setTimeout"] }});
+let claims = 0;
+const stop = new AbortController();
+const api = {{ request: async () => (++claims === 99 ? (stop.abort(), {{ tasks: [] }}) : {{ tasks: [] }}) }};
+const serving = new ExternalWorker(api, {{ queues: ["q"] }}).serve(async () => {{}}, {{ signal: stop.signal }});
+const turns = async () => {{ for (let turn = 0; turn < 500; turn++) await null; return claims; }};
+const first = await turns();
+mock.timers.tick(1_999);
+const second = await turns();
+mock.timers.tick(1);
+console.log(first, second, await turns());
+stop.abort();
+await serving;
+"""
+
+
+async def test_a_worker_waits_after_an_empty_answer_that_came_at_once() -> None:
+    async with asyncio.timeout(SECONDS):
+        out = await evaluated(ANSWERED_AT_ONCE)
+    assert out == b"1 1 2\n"
+
+
 #: A worker whose handler fails its first task, while the API refuses so many settlements with this status. Prints the
 #: requests about each task, and how `serve` ends.
 REFUSED = f"""

@@ -21,7 +21,7 @@ async def test_an_external_worker_waits_after_an_empty_answer_that_came_at_once(
     monkeypatch: pytest.MonkeyPatch, *, has_task: bool, seconds: float, pauses: int
 ) -> None:
     """Not after one that came after the wait, nor after a task."""
-    now, paused, claims = [0.0], [], []
+    now, paused, claims = [0.0], list[float](), list[int]()
     ended = RuntimeError("the test has seen enough")
 
     async def work_once(_worker: Any, _handle: Any, **_options: Any) -> bool:

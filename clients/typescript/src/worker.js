@@ -413,7 +413,8 @@ export class ExternalWorker {
 
   /**
    * Work until `signal` is aborted; then stop the handler and give its task back. While the API does not answer, or has no
-   * room, wait and try again. Wait also after a task that the API does not let this worker settle. Rejects with ApiError if the
+   * room, wait and try again. Wait also after a task that the API does not let this worker settle, and after an empty answer
+   * that came before a claim had waited. Rejects with ApiError if the
    * API refuses the key or the queues, and if it refuses all settlements of three tasks in a row. For example, a proxy lets only
    * the claims through: the worker would run each task of the queue for nothing.
    * @param {Handler} handle
@@ -425,7 +426,11 @@ export class ExternalWorker {
     while (!signal?.aborted) {
       const unsettledBefore = this.#unsettled.length;
       try {
-        await this.workOnce(handle, { wait: this.#waitSeconds, ...(signal ? { signal } : {}) });
+        const claimedAt = performance.now();
+        const hadTask = await this.workOnce(handle, { wait: this.#waitSeconds, ...(signal ? { signal } : {}) });
+        // A proxy, or an API that stops, may answer each claim at once.
+        const atOnce = Math.min(OUTAGE, this.#waitSeconds * 1000);
+        if (!hadTask && performance.now() - claimedAt < atOnce) await pause(OUTAGE, signal);
       } catch (error) {
         if (!isOutage(error)) throw error;
         await pause(OUTAGE, signal);
