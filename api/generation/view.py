@@ -11,7 +11,7 @@ from leasehold.api.generation.schemas import GenerationAnswer, GenerationError, 
 from leasehold.api.http.etags import weak_etag
 from leasehold.api.process.services import Services
 from leasehold.domain.states import JOB_TERMINAL, JobState
-from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN
+from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_CODE
 from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 from leasehold.storage.signing import MAX_URL_SECONDS
 
@@ -24,8 +24,6 @@ _DEFAULT_ERRORS = {
     JobState.EXPIRED: ("deadline_exceeded", "The generation did not finish in time."),
     JobState.FAILED: ("failed", "The generation failed."),
 }
-#: The code of an order of unknown outcome.
-_UNKNOWN = "submit_outcome_unknown"
 
 
 def is_finished(row: Row) -> bool:
@@ -97,10 +95,10 @@ def _error_of(row: Row) -> GenerationError:
     if error is None:
         code, message = _DEFAULT_ERRORS[JobState(row["status"])]
         return GenerationError(code=code, message=message, retryable=True)
-    if row["has_intent"] and error["code"] != _UNKNOWN:
+    if row["has_intent"] and error["code"] != OUTCOME_UNKNOWN_CODE:
         # The job has expired, for example, or its worker was lost. Another order might buy twice.
         message = f"{OUTCOME_UNKNOWN} ({error['message']})"
-        return GenerationError(code=_UNKNOWN, message=message, retryable=False)
+        return GenerationError(code=OUTCOME_UNKNOWN_CODE, message=message, retryable=False)
     return GenerationError(
         code=error["code"],
         message=error["message"],

@@ -133,31 +133,40 @@ class DatabaseLink:
         deadline = monotonic() + self._settings.submit_seconds
         # {id of a call: id of its run}, for runs that were written earlier. Calls with one debounce key share a run.
         earlier_ids: dict[UUID, UUID] = {}
-        while True:
+        written: Written | None = None
+        while written is None:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
-                try:
-                    written = await self._write(new_calls)
-                    break
-                except asyncpg.UniqueViolationError as error:
-                    # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
-                    # this submission, whose answer was lost. The next try leaves them out.
-                    stored_ids = await self._ids_written_earlier(calls)
-                    # A run with one of the ids exists. If the tenant has no further run to leave out, the run belongs
-                    # to another tenant.
-                    if not stored_ids.keys() - earlier_ids.keys():
-                        raise Conflict("run_exists", "Another run has one of these ids.") from error
-                    earlier_ids = stored_ids
-                    continue
+                written, earlier_ids = await self._write_or_find(new_calls, calls, earlier_ids)
             except TRY_AGAIN as error:
                 if not may_try_again(error):
                     raise
                 if monotonic() + _PAUSE_SECONDS > deadline:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
-            await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
         self.announce_soon(written)
         ids = earlier_ids | dict(zip((call.run_id for call in new_calls), written.ids, strict=True))
         return [ids[call.run_id] for call in calls]
+
+    async def _write_or_find(
+        self, new_calls: Sequence[Call[Any]], calls: Sequence[Call[Any]], earlier_ids: dict[UUID, UUID]
+    ) -> tuple[Written | None, dict[UUID, UUID]]:
+        """Write the runs of `new_calls`: those of `calls` that are not in `earlier_ids`. Returns what was written, and
+        `earlier_ids`.
+
+        If some of these runs exist, write nothing, and return None and the ids that the next try leaves out. An earlier
+        submission with the same ids wrote the runs, or an earlier try of this submission, whose answer was lost. Raises
+        Conflict for an id that another run has.
+        """
+        try:
+            return await self._write(new_calls), earlier_ids
+        except asyncpg.UniqueViolationError as error:
+            stored_ids = await self._ids_written_earlier(calls)
+            # A run with one of the ids exists. If the tenant has no further run to leave out, the run belongs to
+            # another tenant.
+            if not stored_ids.keys() - earlier_ids.keys():
+                raise Conflict("run_exists", "Another run has one of these ids.") from error
+            return None, stored_ids
 
     async def _write(self, calls: Sequence[Call[Any]]) -> Written:
         keep_seconds = self._settings.retention_days * 86_400

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 from leasehold.kinds.housekeeping import HousekeepingContext, KindHousekeeping, Tidying, Turn
-from leasehold.pipelines.conversion.promotion.copying import BACKUPS, undo_dead
+from leasehold.pipelines.conversion.pipeline import BACKUPS
+from leasehold.pipelines.conversion.promotion.copying import undo_dead
 from leasehold.pipelines.conversion.rows import forget_expired
 from leasehold.transitions.sweeps import EXPIRED
 

@@ -22,6 +22,8 @@ from leasehold.pipelines.conversion.signing import sign_package
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
 #: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
+#: The prefix of the backups of objects that promotions replace, in the installation's store: `promotions/CALL/NUMBER`.
+BACKUPS = "promotions/"
 #: What the child process of a step may use.
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
 _TIMEOUT = timedelta(minutes=30)
@@ -118,10 +120,10 @@ CONVERSION = Kind(
     # Earlier releases did not record the bytes of reference images.
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint"
     " + coalesce((input ->> 'ref_images_bytes')::bigint, 0)), 0) FROM conversion WHERE tenant_id = $1",
-    # For `leasehold doctor --reconcile`: the backups of objects that promotions replace (promotion/copying.py).
+    # For `leasehold doctor --reconcile`. promotion/copying.py writes these objects.
     objects=NamedObjects(
-        prefix="promotions/",
-        pattern=r"promotions/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+",
+        prefix=BACKUPS,
+        pattern=BACKUPS + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+",
         owners="SELECT backup AS id FROM promoted_object WHERE turn IS NOT NULL AND backup = ANY($1::text[])",
         keys="SELECT backup AS id, backup AS key FROM promoted_object"
         " WHERE turn IS NOT NULL AND backup > $1 AND reached = 'replaced' ORDER BY backup LIMIT $2",

@@ -16,7 +16,13 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, SentOrder, UnknownOrders
-from leasehold.pipelines.generation.pipeline import BACKSTOP, STORE_TIME, GenerationParams, withdrawal
+from leasehold.pipelines.generation.pipeline import (
+    BACKSTOP,
+    OUTCOME_UNKNOWN_CODE,
+    STORE_TIME,
+    GenerationParams,
+    withdrawal,
+)
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
 from leasehold.pipelines.generation.rows import forget_consumption, holders, orders_under_way, retried_order
@@ -44,7 +50,7 @@ def operations() -> KindOperations:
         adoptable=is_adoptable,
         is_of_installation=is_of_installation,
         holders=holders,
-        codes=("submit_outcome_unknown", "worker_lost", "step_timeout"),
+        codes=(OUTCOME_UNKNOWN_CODE, "worker_lost", "step_timeout"),
     )
     return KindOperations(
         orders,

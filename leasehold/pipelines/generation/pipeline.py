@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.domain.errors import Permanent
 from leasehold.domain.kind import Kind, NamedObjects, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
@@ -32,10 +33,13 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: operator changes a revoked key, or pays the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
-#: What a client is told about an order of unknown outcome.
-OUTCOME_UNKNOWN = (
-    "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
+_UNKNOWN_ORDER = Permanent(
+    "submit_outcome_unknown",
+    "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it"
+    " twice.",
 )
+#: The code of an order of unknown outcome, and what a client is told about it.
+OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN = _UNKNOWN_ORDER.code, _UNKNOWN_ORDER.message
 
 
 class Source(BaseModel):

@@ -16,7 +16,13 @@ from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines.generation.files import FileUnavailable, UnusableFile, download
 from leasehold.pipelines.generation.operations import withdraw
-from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN, STORE_TIME, GenerationParams, generation
+from leasehold.pipelines.generation.pipeline import (
+    OUTCOME_UNKNOWN,
+    OUTCOME_UNKNOWN_CODE,
+    STORE_TIME,
+    GenerationParams,
+    generation,
+)
 from leasehold.pipelines.generation.provider import (
     Finished,
     NoAccess,
@@ -61,7 +67,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     # Without `asked_at` if no earlier attempt may have ordered: if this one orders nothing, the step may order later.
     earlier = {name: value for name, value in note.items() if name == "asked_at"}
     if earlier and not may_repeat:
-        raise Permanent("submit_outcome_unknown", OUTCOME_UNKNOWN)
+        raise Permanent(OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN)
     seconds_left = await _seconds_left(attempt)
     order = replace(_order(attempt, note, seconds_left), callback=provider_context.callback(attempt.job_id))
     attempt.checkpoint()  # before the intent: an attempt that stops here has ordered nothing
@@ -251,7 +257,7 @@ def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
     client that reads any other code may order again, and buy twice.
     """
     if "asked_at" in note:
-        return Permanent("submit_outcome_unknown", f"{OUTCOME_UNKNOWN} ({message})")
+        return Permanent(OUTCOME_UNKNOWN_CODE, f"{OUTCOME_UNKNOWN} ({message})")
     return Permanent(code, message)
 
 

@@ -22,6 +22,7 @@ import structlog
 from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, StoreError
 from leasehold.limits.uploads import Acquire
+from leasehold.pipelines.conversion.pipeline import BACKUPS
 from leasehold.pipelines.conversion.promotion import ownership as promotions
 from leasehold.pipelines.conversion.promotion.ownership import KeyChange, PromoteCall, target_exists
 from leasehold.pipelines.conversion.promotion.targets import Existing, Target, is_configured, open_target
@@ -31,8 +32,6 @@ from leasehold.storage.store import ObjectStore
 
 log = structlog.get_logger(__name__)
 
-#: The prefix of the backups in the installation's store: `promotions/CALL/NUMBER`.
-BACKUPS = "promotions/"
 #: If the answer to its COMMIT is lost, a call asks PostgreSQL for this many seconds whether the COMMIT took effect.
 _FINISH_SECONDS = 10.0
 
