@@ -103,9 +103,9 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
     path = f"/v1/runs/{path_part(run)}"
     if as_json:
         while answer["status"] not in ENDED:
-            asked_at = monotonic()
+            began_at = monotonic()
             answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
-            if answer["status"] not in ENDED and monotonic() - asked_at < _PAUSE_SECONDS:
+            if answer["status"] not in ENDED and monotonic() - began_at < _PAUSE_SECONDS:
                 time.sleep(_PAUSE_SECONDS)  # the run has changed, or a proxy or an API that stops answers at once
         typer.echo(json.dumps(answer))
     else:
