@@ -40,6 +40,8 @@ ALIASES = {
 }
 _FIELDS = 5
 _NO_SHIFT = timedelta(0)
+#: Two firing instants of an expression are never closer to each other than this.
+_CLOSEST = timedelta(seconds=1)
 #: A client's instant must lie between FIRST and LAST, so that every zone can show it and PostgreSQL can store it.
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(2999, 12, 31, tzinfo=UTC)
@@ -163,3 +165,23 @@ def between(cron: str, timezone: str, after: datetime, until: datetime, at_most:
     """The firing instants in (after, until], the earliest first, at most `at_most`. Raises as `ticks`."""
     due_ticks = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
     return list(islice(due_ticks, at_most))
+
+
+def latest(cron: str, timezone: str, after: datetime, until: datetime) -> datetime | None:
+    """The last firing instant in (after, until]. None: there is none. Raises as `ticks`.
+
+    Instead of going through all of them, this halves the time in which the last one lies. So the cost does not grow
+    with their number.
+    """
+    found = next_after(cron, timezone, after)
+    if found is None or found > until:
+        return None
+    search_until = until  # no firing instant lies in (search_until, until]
+    while search_until - found >= _CLOSEST:
+        middle = found + (search_until - found) / 2
+        later = next_after(cron, timezone, middle)
+        if later is not None and later <= until:
+            found = later
+        else:
+            search_until = middle
+    return found

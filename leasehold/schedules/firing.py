@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 #: A tick older than this is a missed tick: the schedule's catch-up policy decides whether it becomes a run.
 ON_TIME = timedelta(seconds=60)
+#: The smallest difference between two instants.
+_INSTANT = timedelta(microseconds=1)
 #: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and at most this many
 #: later ticks.
 MAX_TICKS = 100
@@ -281,14 +283,14 @@ async def _fire(
             connection, schedule["id"], f"the last {schedule['pause_after_failures']} runs failed", "runs_failed"
         )
         return []
-    due_ticks, has_more = _due_ticks(schedule)
+    ticks, has_more = _ticks_to_run(schedule)
     created_runs: list[CreatedRun] = []
     refused_tick: datetime | None = None
-    if ticks := _ticks_to_run(schedule, due_ticks, has_more=has_more):
+    if ticks:
         prepared = await prepare(connection, templates, schedule)
         created_runs, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
     # If more ticks are due, the next firing begins with the first tick that this firing left.
-    continue_after = due_ticks[-1] if has_more else schedule["now"]
+    continue_after = ticks[-1] if has_more else schedule["now"]
     next_run_at = refused_tick or cron.next_after(schedule["cron"], schedule["timezone"], continue_after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", schedule["id"], next_run_at
@@ -338,27 +340,22 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
     return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
 
 
-def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
-    """The due ticks of one firing, and whether further ticks are due. The next firing takes those."""
-    first_tick = schedule["next_run_at"]
-    later_ticks = cron.between(schedule["cron"], schedule["timezone"], first_tick, schedule["now"], MAX_TICKS + 1)
-    ticks = [first_tick, *later_ticks]
-    return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
-
-
-def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: bool) -> list[datetime]:
-    """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. The policy `one`
-    allows the latest missed tick, and only if no tick is on time. `has_more`: later ticks are due, too, so the latest
-    missed tick is not among `due_ticks`.
+def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
+    """The due ticks of one firing that become runs: those on time, and the missed ticks that the catch-up policy
+    allows. The policy `one` allows the latest missed tick, and only if no tick is on time. All other ticks that are due
+    become no runs, and cost nothing, however many they are. Also whether further ticks become runs: the next firing
+    takes those.
     """
-    ticks_on_time = [tick for tick in due_ticks if schedule["now"] - tick <= ON_TIME]
-    window = timedelta(seconds=schedule["catch_up_seconds"])
-    missed_ticks = [tick for tick in due_ticks if tick not in ticks_on_time and schedule["now"] - tick <= window]
-    if schedule["catch_up"] == "all":
-        return missed_ticks + ticks_on_time
-    if schedule["catch_up"] == "one" and not ticks_on_time and not has_more:
-        return missed_ticks[-1:]
-    return ticks_on_time
+    now, expression, timezone = schedule["now"], schedule["cron"], schedule["timezone"]
+    first_tick, window = schedule["next_run_at"], timedelta(seconds=schedule["catch_up_seconds"])
+    oldest = now - (max(window, ON_TIME) if schedule["catch_up"] == "all" else ON_TIME)
+    ticks = [first_tick] if first_tick >= oldest else []
+    # `between` leaves out the instant after which it searches.
+    ticks += cron.between(expression, timezone, max(first_tick, oldest - _INSTANT), now, MAX_TICKS + 1)
+    if schedule["catch_up"] == "one" and not ticks:
+        latest_tick = cron.latest(expression, timezone, first_tick, now) or first_tick
+        ticks = [latest_tick] if latest_tick >= now - window else []
+    return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
 async def _submit_by_overlap(

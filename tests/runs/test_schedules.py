@@ -276,41 +276,93 @@ async def test_a_schedule_that_is_paused_and_resumed_skips_the_tick_that_was_due
 NOW = utc("2026-06-01 12:00:00")
 
 
-def row_of(catch_up: str, seconds: float) -> dict[str, Any]:
-    return {"now": NOW, "catch_up": catch_up, "catch_up_seconds": seconds}
+def ticks_of(catch_up: str, window: float, *, first: float, cron: str = "* * * * *") -> list[float]:
+    """The ticks that become runs at NOW, the first one due so many seconds ago. In seconds ago."""
+    row = {"now": NOW, "catch_up": catch_up, "catch_up_seconds": window, "cron": cron, "timezone": "UTC",
+           "next_run_at": NOW - timedelta(seconds=first)}  # fmt: skip
+    found, has_more = schedules._ticks_to_run(row)
+    assert not has_more
+    return [(NOW - tick).total_seconds() for tick in found]
 
 
-@pytest.mark.parametrize(("catch_up", "wanted"), [("skip", []), ("one", [61]), ("all", [600, 300, 61])])
-@pytest.mark.parametrize("on_time", [[], [60], [60, 0]])
+ON_TIME_OF_MINUTE: list[float] = [60, 0]
+
+
+@pytest.mark.parametrize(("catch_up", "wanted"), [
+    ("skip", ON_TIME_OF_MINUTE), ("one", ON_TIME_OF_MINUTE), ("all", [180, 120, *ON_TIME_OF_MINUTE]),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [181, 240, 600, 366 * 86_400])
 def test_ticks_on_time_all_run_and_of_the_missed_ones_what_the_policy_says(
-    catch_up: str, wanted: list[int], on_time: list[int]
+    catch_up: str, wanted: list[float], first: float
 ) -> None:
-    """In seconds ago. A tick of a minute ago is on time; one older than the window is not caught up."""
-    due = [NOW - timedelta(seconds=ago) for ago in (601, 600, 300, 61, *on_time)]
-    found = schedules._ticks_to_run(row_of(catch_up, 600), due)
-    expected = on_time if catch_up == "one" and on_time else [*wanted, *on_time]
-    assert [(NOW - tick).total_seconds() for tick in found] == expected
+    """A tick of a minute ago is on time; one older than the window is not caught up, however many of them there are."""
+    assert ticks_of(catch_up, 180, first=first) == wanted
 
 
-async def test_catching_up_one_starts_the_latest_missed_tick_alone_however_many_firings_it_takes(
-    client: Client, rows: Connection, monkeypatch: pytest.MonkeyPatch
+def test_a_first_tick_that_is_due_and_that_the_expression_no_longer_names_runs_by_the_same_rules() -> None:
+    for catch_up, first, wanted in (("skip", 60, [60, 0]), ("skip", 61, [60, 0]), ("all", 61, [61, 60, 0])):
+        assert ticks_of(catch_up, 3600, first=first) == wanted
+    for first, wanted in ((61, [61]), (600, [600]), (601, [])):
+        assert ticks_of("one", 600, first=first, cron="30 0 * * *") == wanted
+
+
+@pytest.mark.parametrize(("window", "wanted"), [(1799, []), (1800, [1800]), (86_400, [1800])])
+@pytest.mark.parametrize("first", [1800, 5400, 365 * 86_400 + 1800])
+def test_of_ticks_that_are_all_missed_one_catches_up_the_latest_if_it_is_in_the_window(
+    first: float, window: float, wanted: list[float]
 ) -> None:
-    monkeypatch.setattr(schedules, "MAX_TICKS", 3)
-    minute = (datetime.now(UTC) + timedelta(minutes=30)).replace(second=0, microsecond=0)
-    body = {"cron": f"{minute.minute} * * * *", "catch_up": "one", "catch_up_seconds": 86_400}
-    schedule = (await make(client, **body, overlap="allow_all"))["id"]
-    for missed in (10, 8, 4):  # three firings, two full ones, one full one
-        await rows.execute("DELETE FROM run")
-        first = minute - timedelta(hours=missed)
-        await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
-        for _ in range(4):
-            await schedules.fire_due(rows, TEMPLATES, KEEP)
-        assert [row["tick"] for row in await runs_of(rows, schedule)] == [minute - timedelta(hours=1)]
+    assert ticks_of("one", window, first=first, cron="30 * * * *") == wanted
+    assert ticks_of("skip", window, first=first, cron="30 * * * *") == []
 
 
 def test_a_window_of_nothing_catches_nothing_up() -> None:
-    due = [NOW - timedelta(seconds=ago) for ago in (61, 60)]
-    assert schedules._ticks_to_run(row_of("all", 0), due) == due[1:]
+    assert ticks_of("all", 0, first=120) == [60, 0]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("expression", ["* * * * *", "*/7 1-3 * * *", "30 2 * * *", "15 2 29 2 *", "0 0 1 1 *"])
+def test_the_latest_tick_of_a_time_is_the_last_one_of_all_its_ticks(expression: str, zone: str) -> None:
+    """Also where the clock is put forward or back, and at both ends of the time."""
+    for middle in ("2026-03-29 01:00:00", "2026-10-25 01:00:00", "2026-04-04 15:00:00", "2026-10-03 15:30:00"):
+        for seconds in (-5400, -61, -60, -1, 0, 1, 1800, 3600, 5400):
+            until = utc(middle) + timedelta(seconds=seconds)
+            for length in (timedelta(0), timedelta(seconds=60), timedelta(hours=5)):
+                all_ticks = cron.between(expression, zone, until - length, until, 1000)
+                assert cron.latest(expression, zone, until - length, until) == (all_ticks or [None])[-1]
+
+
+def test_the_latest_tick_is_found_without_going_through_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal read
+        for instant in instants_of(*arguments):
+            read += 1
+            yield instant
+
+    instants_of = cron._instants
+    monkeypatch.setattr(cron, "_instants", counting)
+    found = cron.latest("* * * 1 *", "UTC", NOW - timedelta(days=3650), NOW)
+    assert found == utc("2026-01-31 23:59:00")
+    assert read < 200
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "one", "all"])
+async def test_after_a_year_of_downtime_the_first_firing_starts_the_ticks_on_time(
+    client: Client, rows: Connection, catch_up: str
+) -> None:
+    """Half a million missed ticks, of which the policy allows none, or those of a minute more."""
+    body = {"cron": "* * * * *", "catch_up": catch_up, "catch_up_seconds": 120, "overlap": "allow_all"}
+    schedule = (await make(client, **body))["id"]
+    now: datetime = await rows.fetchval("SELECT clock_timestamp()")
+    first = now.replace(second=0, microsecond=0) - timedelta(days=365)
+    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    ticks = [row["tick"] for row in await runs_of(rows, schedule)]
+    next_tick = await rows.fetchval("SELECT next_run_at FROM schedule WHERE id = $1", UUID(schedule))
+    assert next_tick - ticks[-1] == timedelta(minutes=1)
+    assert next_tick > now
+    assert len(ticks) in ((2, 3) if catch_up == "all" else (1, 2))
 
 
 @pytest.mark.parametrize(("catch_up", "made"), [("skip", []), ("one", [0.5]), ("all", [3.5, 2.5, 1.5, 0.5])])
