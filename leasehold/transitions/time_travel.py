@@ -11,7 +11,8 @@ from leasehold.db.database import Connection
 #: as a workflow by `ctx.now()`, then sees how much time has passed. Leases are left out: a running worker renews its
 #: leases by the real clock.
 _MOVED = {
-    "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at"),
+    "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at", "cancel_by"),
+    "run": ("scheduled_at",),
     "task": ("available_at", "started_at", "finished_at"),
     "gate_job": ("ready_at", "admitted_at"),
     "journal": ("due_at", "at"),
@@ -19,6 +20,7 @@ _MOVED = {
     "schedule": ("updated_at",),  # a schedule counts its failed runs since then
     "idempotency": ("locked_until", "expires_at"),
     "quarantine": ("retry_at",),
+    "rate_bucket": ("full_at",),
 }
 
 #: Table -> its column of JSON whose field `at` moves: when a signal came or an awaited run ended, as the journal

@@ -8,11 +8,52 @@ from typing import Any
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.domain.states import TaskState
-from leasehold.transitions.time_travel import end_leases, let_pass
+from leasehold.transitions.time_travel import _MOVED, end_leases, let_pass
 from tests.factories import ONE, SELDOM, THREE, Rows
 from tests.transitions.test_matrix import put_into
 
 TIME = timedelta(hours=2)
+#: Why an instant stays when time passes -> the columns of which that is true.
+STAYS: dict[str, set[str]] = {
+    "a living process renews it by the real clock": {
+        "task.lease_until", "leadership.until", "worker.incarnation", "worker.started_at", "worker.seen_at",
+        "known_handler.seen_at",
+    },
+    "it names a tick, and is compared with no clock": {"run.tick", "schedule.buffered_at", "schedule.last_run_at"},
+    "it only says when something was written: nothing becomes due by it but its deletion": {
+        "event.at", "kept_event.at", "failure.at", "progress.at", "job_log.at", "job_stream.at", "settlement.at",
+        "tombstone.at", "operation_refusal.at", "audit.at", "paused_queue.at", "schedule.created_at",
+        "template.created_at", "webhook.created_at", "webhook.disabled_at", "callback_secret.created_at",
+        "saved_view.saved_at", "quarantine.failed_at", "tenant_move.started_at",
+    },
+    "a worker that runs would soon find the task also without the hint": {
+        "outbox.created_at", "outbox.relay_at", "outbox_batch.created_at", "outbox_batch.relay_at",
+    },
+    "who may sign in is no matter of an app's test": {
+        "api_key.created_at", "api_key.expires_at", "api_key.revoked_at", "api_key.last_used_at", "person.created_at",
+        "person.seen_at", "person.disabled_at", "person.sessions_ended_at",
+    },
+    "bytes are on their way by the clocks of a client and of the store": {
+        "upload.writable_until", "upload.look_at", "upload.forget_at", "download.started_at", "download.lapses_at",
+        "download.finished_at",
+    },
+    "it is of a kind of work that ships with the platform: the testing kit runs an app's": {
+        "conversion.promoting_until", "promoted_object.until", "expired_conversion.forgotten_at",
+        "generation.created_at", "generation.consumed_at", "source_image.expires_at", "media.created_at",
+        "media.updated_at", "media.expires_at", "media.deleted_at",
+    },
+}  # fmt: skip
+_INSTANTS = """
+SELECT c.relname || '.' || a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype)
+"""
+
+
+async def test_each_instant_of_the_database_moves_or_stays_for_a_reason(rows: Rows) -> None:
+    moved = [f"{table}.{column}" for table, columns in _MOVED.items() for column in columns]
+    named = [*moved, "schedule.next_run_at", *(column for columns in STAYS.values() for column in columns)]
+    assert sorted(named) == sorted(row[0] for row in await rows.connection.fetch(_INSTANTS))
 
 
 async def schedule(rows: Rows, next_run_at: datetime | None) -> None:
@@ -24,14 +65,23 @@ async def schedule(rows: Rows, next_run_at: datetime | None) -> None:
     )  # fmt: skip
 
 
-async def test_when_time_passes_jobs_and_their_places_at_limits_are_so_much_older(rows: Rows) -> None:
+async def test_when_time_passes_jobs_their_places_at_limits_and_rates_are_so_much_older(rows: Rows) -> None:
     async with rows.connection.transaction():
         await rows.submit(limits=[ConcurrencyLimit("t", "k", at_most=1)])
-    await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp(), expires_at = clock_timestamp()")
-    await rows.connection.execute("UPDATE gate_job SET admitted_at = clock_timestamp()")
+    c = rows.connection
+    await c.execute("UPDATE job SET deadline_at = now(), expires_at = now(), cancel_by = now()")
+    await c.execute("UPDATE gate_job SET admitted_at = clock_timestamp()")
+    await c.execute("INSERT INTO rate_bucket (key, full_at) VALUES ('k', now())")
+    await c.execute(
+        "INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at)"
+        " SELECT id, tenant_id, pipeline, 1, 'tenant', '', now() FROM job"
+    )
 
     async def due() -> tuple[Any, ...]:
-        query = "SELECT deadline_at, expires_at, available_at, ready_at, admitted_at FROM job, task, gate_job"
+        query = (
+            "SELECT deadline_at, expires_at, cancel_by, available_at, ready_at, admitted_at, full_at, scheduled_at"
+            " FROM job, task, gate_job, rate_bucket, run"
+        )
         return tuple(await rows.connection.fetchrow(query) or ())
 
     before = await due()
