@@ -228,7 +228,7 @@ async def _prepare(services: Services, row: Row) -> schedules.Prepared:
     """Read the template and check the payload. Returns the template and the parameters of the schedule's runs, or the
     error that refuses the runs. Raises TooMany or Unavailable if the payload cannot be checked now.
 
-    Does the same as `schedules.prepare`, but holds no connection while the payload is checked.
+    Holds no connection while the payload is checked.
     """
     try:
         async with services.pool.acquire() as connection:

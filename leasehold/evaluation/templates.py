@@ -206,6 +206,10 @@ class Templates:
         (params,) = await self.params_of_all(tenant_id, template_version, [payload])
         return params
 
+    def asks_evaluator(self, template_version: TemplateVersion) -> bool:
+        """Whether `params` may wait for the evaluator. Otherwise it computes the parameters at once."""
+        return not template_version.in_code and bool(template_version.template.payload_schema)
+
     async def params_of_all(
         self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ runs and the next tick of a schedule commit together. No two runs have the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from time import monotonic
@@ -203,20 +203,22 @@ async def fire_due(
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
-    async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
+    async def fire_ticks(schedule_id: UUID, checked: _Checked | None) -> list[CreatedRun] | _ToCheck:
         schedule = await connection.fetchrow(_LOCK_DUE, schedule_id)
         if schedule is None:
             return []
         fired.add(schedule_id)
-        return await _fire(connection, templates, schedule, keep_seconds, pause_after, admission)
+        return await _fire(connection, templates, schedule, keep_seconds, pause_after, admission, checked)
 
-    async def fire_buffered(schedule_id: UUID) -> list[CreatedRun]:
+    async def fire_buffered(schedule_id: UUID, checked: _Checked | None) -> list[CreatedRun] | _ToCheck:
         schedule = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
         if schedule is None:
             return []
         fired.add(schedule_id)
+        prepared = await _prepare(connection, templates, schedule, checked)
+        if isinstance(prepared, _ToCheck):
+            return prepared
         await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", schedule["id"])
-        prepared = await prepare(connection, templates, schedule)
         return await _submit_by_overlap(
             connection, prepared, schedule, schedule["buffered_at"], keep_seconds, admission
         )
@@ -233,14 +235,33 @@ async def fire_due(
                 is_full = True
                 break
             schedule_id = row["id"]
-            work = partial(fire, schedule_id)
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
-            # None: the firing failed, and the schedule is in quarantine now.
-            created_runs += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
+            outcome = await _run_checked(connection, templates, schedule_id, partial(fire, schedule_id), on_failure)
+            # A _ToCheck: the schedule or its template was changed during the check. None: the firing failed, and the
+            # schedule is in quarantine now.
+            is_full = is_full or isinstance(outcome, _ToCheck)
+            created_runs += [] if outcome is None or isinstance(outcome, _ToCheck) else outcome
     await connection.execute(_RECORD_WAITING, limit, own_pipelines, error_record(template_not_found()), ON_TIME)
     # If `fired` is empty, other workers fire the schedules that were found, or have just fired them: they find the
     # rest.
     return created_runs, is_full and bool(fired)
+
+
+async def _run_checked(
+    connection: Connection,
+    templates: Templates,
+    schedule_id: UUID,
+    fire: Callable[[_Checked | None], Awaitable[list[CreatedRun] | _ToCheck]],
+    on_failure: Callable[[Exception, int], Awaitable[None]],
+) -> list[CreatedRun] | _ToCheck | None:
+    """Run `fire` as a unit of this duty. If it returns a _ToCheck, check the payload between two transactions, and run
+    `fire` again with the outcome. Returns the result of the last one; None: it failed.
+    """
+    result = await run_unit(connection, DUTY, schedule_id, partial(fire, None), on_failure)
+    if isinstance(result, _ToCheck):
+        checked = await result.check(templates)
+        result = await run_unit(connection, DUTY, schedule_id, partial(fire, checked), on_failure)
+    return result
 
 
 async def _record_failure(
@@ -274,9 +295,10 @@ async def _fire(
     keep_seconds: int,
     pause_after: int,
     admission: Admission | None,
-) -> list[CreatedRun]:
+    checked: _Checked | None,
+) -> list[CreatedRun] | _ToCheck:
     """Submit the runs of the due ticks of one schedule, and set its next tick. If its last runs have failed too often,
-    pause the schedule instead.
+    pause the schedule instead. Returns a _ToCheck, and writes nothing, if the payload must be checked first.
     """
     if await _failed_too_often(connection, schedule):
         await _pause(
@@ -287,7 +309,9 @@ async def _fire(
     created_runs: list[CreatedRun] = []
     refused_tick: datetime | None = None
     if ticks:
-        prepared = await prepare(connection, templates, schedule)
+        prepared = await _prepare(connection, templates, schedule, checked)
+        if isinstance(prepared, _ToCheck):
+            return prepared
         created_runs, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
     # If more ticks are due, the next firing begins with the first tick that this firing left.
     continue_after = ticks[-1] if has_more else schedule["now"]
@@ -458,18 +482,64 @@ async def _unfinished_runs(connection: Connection, schedule_id: UUID) -> list[UU
     return [row["job_id"] for row in rows]
 
 
-async def prepare(connection: Connection, templates: Templates, schedule: Any) -> Prepared:
+@dataclass(frozen=True, slots=True)
+class _ToCheck:
+    """A payload that must be checked before the schedule can fire."""
+
+    schedule: Any
+    template_version: TemplateVersion
+
+    async def check(self, templates: Templates) -> _Checked:
+        """Check the payload, which may take as long as the evaluator's limits allow."""
+        try:
+            params = await templates.params(
+                self.schedule["tenant_id"], self.template_version, self.schedule["payload_template"]
+            )
+            return _Checked(self, params)
+        except Exception as error:  # noqa: BLE001 - of any kind: the firing raises it, and its schedule is set aside
+            return _Checked(self, error)
+
+    def is_same(self, other: _ToCheck) -> bool:
+        """Whether both check the same payload by the same version, whose content never changes."""
+        template, other_template = self.template_version.template, other.template_version.template
+        is_unchanged: bool = self.schedule["updated_at"] == other.schedule["updated_at"]
+        return is_unchanged and (template.type, template.version) == (other_template.type, other_template.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The outcome of a check: the parameters of the schedule's runs, or the error of the check."""
+
+    of: _ToCheck
+    outcome: dict[str, Any] | Exception
+
+    def params(self) -> dict[str, Any]:
+        """The parameters. Raises the error of the check."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+async def _prepare(
+    connection: Connection, templates: Templates, schedule: Any, checked: _Checked | None
+) -> Prepared | _ToCheck:
     """The template and parameters of the schedule's runs; or an error, if the schedule can have no run.
 
-    Raises TooMany and Unavailable when the payload cannot be checked now: the tick stays due.
+    Returns a _ToCheck if the evaluator must check the payload, and `checked` is not about this payload and template.
+    Call its `check` after the transaction has ended: a firing must not lock the schedule while it waits for the
+    evaluator. Raises TooMany and Unavailable when the payload could not be checked: the tick stays due.
     """
     try:
         template_version = await templates.find_schedulable(
             connection, schedule["tenant_id"], schedule["template"], schedule["version"]
         )
-        return template_version, await templates.params(
-            schedule["tenant_id"], template_version, schedule["payload_template"]
-        )
+        to_check = _ToCheck(schedule, template_version)
+        if templates.asks_evaluator(template_version):
+            if checked is None or not checked.of.is_same(to_check):
+                return to_check
+        else:
+            checked = await to_check.check(templates)
+        return template_version, checked.params()
     except (TooMany, Unavailable):
         raise
     except RequestError as error:

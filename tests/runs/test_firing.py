@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -508,6 +509,87 @@ async def test_a_tick_whose_payload_cannot_be_checked_now_stays_due(
     await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
     await schedules.fire_due(rows, templates, KEEP)
     assert [run["tick"] for run in await runs_of(rows, schedule)] == [tick]
+
+
+@pytest.fixture
+async def checking(
+    running: Running, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Templates, list[Callable[[], Awaitable[object]]]]:
+    """A schedule whose payload the evaluator must check; the templates; and what happens during the checks, one thing
+    during each.
+    """
+    templates = running.services.templates
+    assert (await client.post("/v1/templates", **CHECKED, payload_schema=LETTERS)).status_code == 201
+    meanwhile: list[Callable[[], Awaitable[object]]] = []
+    check = templates._evaluator.check
+
+    async def checking_slowly(*arguments: Any) -> None:
+        if meanwhile:
+            await meanwhile.pop(0)()
+        await check(*arguments)
+
+    schedule = (await make(client, template="checked", payload_template={"a": "b"}, overlap="buffer_one"))["id"]
+    monkeypatch.setattr(templates._evaluator, "check", checking_slowly)
+    return schedule, templates, meanwhile
+
+
+async def payloads_of(rows: Connection) -> list[Any]:
+    return [row["params"] for row in await rows.fetch("SELECT params FROM job ORDER BY id")]
+
+
+@BOTH
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_a_schedule_can_be_changed_while_the_evaluator_checks_its_payload_and_fires_as_it_is_then(
+    client: Client, rows: Connection, scheduler: Connection, checking: Any, finds: Finds, *, is_changed: bool
+) -> None:
+    schedule, templates, meanwhile = checking
+    set_due = "next_run_at" if finds == "due" else "buffered_at"
+    await rows.execute(f"UPDATE schedule SET {set_due} = clock_timestamp()")
+
+    async def change() -> None:
+        assert not scheduler.is_in_transaction()
+        body = {"payload_template": {"a": "c"}} if is_changed else {}
+        async with asyncio.timeout(5):
+            if is_changed:
+                assert (await client.http.patch(f"/v1/schedules/{schedule}", json=body)).status_code == 200
+            await rows.execute("SELECT FROM schedule FOR UPDATE NOWAIT")
+
+    meanwhile.append(change)
+    created, has_more = await schedules.fire_due(scheduler, templates, KEEP)
+    assert (len(created), has_more) == ((0, True) if is_changed else (1, False))
+    created_then, _ = await schedules.fire_due(scheduler, templates, KEEP)
+    assert len(created_then) == is_changed
+    assert await payloads_of(rows) == [{"a": "c" if is_changed else "b"}]
+    assert (await row_of(rows, schedule))["buffered_at"] is None
+
+
+async def test_a_newer_version_that_comes_during_the_check_of_a_payload_is_what_the_tick_runs(
+    client: Client, rows: Connection, scheduler: Connection, checking: Any
+) -> None:
+    schedule, templates, meanwhile = checking
+    await due(rows, schedule)
+    newer = {**CHECKED, "version": 2, "payload_schema": {"properties": {"a": {"pattern": "^[0-9]$"}}}}
+    meanwhile.append(partial(client.post, "/v1/templates", **newer))
+    assert await schedules.fire_due(scheduler, templates, KEEP) == ([], True)
+    assert (await row_of(rows, schedule))["last_error"] is None
+    assert await schedules.fire_due(scheduler, templates, KEEP) == ([], False)
+    assert (await row_of(rows, schedule))["last_error"]["code"] == "invalid_payload"
+
+
+async def test_a_check_that_fails_unforeseen_sets_its_schedule_aside(
+    rows: Connection, scheduler: Connection, checking: Any
+) -> None:
+    schedule, templates, meanwhile = checking
+    await due(rows, schedule)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    meanwhile.append(fail)
+    assert await schedules.fire_due(scheduler, templates, KEEP) == ([], False)
+    row = await row_of(rows, schedule)
+    assert (row["last_error"]["code"], row["failures"]) == ("unforeseen", 1)
+    assert await rows.fetchval("SELECT unit FROM quarantine") == schedule
 
 
 async def test_a_run_by_hand_that_a_newer_template_refuses_is_not_started_and_the_schedule_says_why(

@@ -328,7 +328,7 @@ def test_the_latest_tick_of_a_time_is_the_last_one_of_all_its_ticks(expression: 
             until = utc(middle) + timedelta(seconds=seconds)
             for length in (timedelta(0), timedelta(seconds=60), timedelta(hours=5)):
                 all_ticks = cron.between(expression, zone, until - length, until, 1000)
-                assert cron.latest(expression, zone, until - length, until) == (all_ticks or [None])[-1]
+                assert cron.latest(expression, zone, until - length, until) == (all_ticks[-1] if all_ticks else None)
 
 
 def test_the_latest_tick_is_found_without_going_through_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +445,8 @@ async def test_a_run_is_kept_until_its_schedule_has_counted_it_and_one_tick_long
     schedule = (await make(client, pause_after_failures=failures))["id"]
     await rows.execute("UPDATE schedule SET cron = $1", expression)
     row = await rows.fetchrow("SELECT *, timestamptz '2026-01-01 00:00Z' AS now FROM schedule")
-    prepared = await schedules.prepare(rows, TEMPLATES, row)
+    prepared = await schedules._prepare(rows, TEMPLATES, row, None)
+    assert not isinstance(prepared, schedules._ToCheck)
     assert await schedules.submit_now(rows, prepared, row, None, KEEP) is not None, schedule
     kept = timedelta(seconds=await rows.fetchval("SELECT keep_seconds FROM job"))
     assert abs(kept - timedelta(days=days)) <= timedelta(days=1) * (expression == "0 0 1 1 *")
