@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from leasehold.api.process import deadline, replica_reads
 from leasehold.api.process.replica_reads import Reading
 from leasehold.api.process.tenant_pool import current_tenant
+from leasehold.db.replica import STANDBY_FAILED
 from leasehold.runtime.gather import has_failed
 from leasehold.runtime.transient import TRY_AGAIN
 
@@ -104,7 +105,12 @@ class Shared(Generic[_Answer]):
 async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> _Answer:
     """Wait for the answer until the current request has no time left. The answer goes on without the request."""
     async with deadline.current().waiting(), nullcontext() if reading is None else reading.waiting():
-        return await asyncio.shield(shareable.task)
+        try:
+            return await asyncio.shield(shareable.task)
+        except STANDBY_FAILED:
+            if reading is not None and shareable.reading is not None and shareable.reading.has_failed:
+                reading.has_failed = True
+            raise
 
 
 async def _make_or_keep(

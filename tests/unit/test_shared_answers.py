@@ -37,6 +37,8 @@ class Making:
             reading._include(monotonic() - SECONDS)
         error = self._errors.pop(0) if self._errors else None
         if error is not None:
+            if reading is not None:
+                reading.has_failed = True  # as `lend` does
             raise error
         return f"of {self.tenants[-1]}"
 
@@ -158,10 +160,14 @@ async def test_at_the_standby_neither_the_time_of_the_first_counts_nor_is_the_ag
 
 async def test_what_failed_at_the_standby_is_left_to_the_primary() -> None:
     shared, make = Shared[str](SECONDS), Making(OSError("away"))
-    with reading_as(at_standby(SECONDS)):
-        requests = [asking(shared, make) for _ in range(2)]
+    readings = [at_standby(SECONDS) for _ in range(2)]
+    requests = []
+    for reading in readings:
+        with reading_as(reading):
+            requests.append(asking(shared, make))
     await turns()
     make.may_end.set()
     errors = await asyncio.gather(*requests, return_exceptions=True)
     assert [str(error) for error in errors] == ["away", "away"]
     assert len(make.tenants) == 1
+    assert all(reading.has_failed for reading in readings), "each request reports that the standby fails"
