@@ -159,7 +159,7 @@ async def open_parts(
             settings=settings,
             on_most_stuck=on_drain,  # over half of the threads are stuck: only the end of the process frees them
         )
-        stack.callback(inline.workflows.close)
+        stack.callback(inline.close)
         isolated = IsolatedAttempts(
             store=store,
             pool=pool,

@@ -102,6 +102,21 @@ async def test_a_program_runs_a_worker_of_its_own(using: Callable[..., App]) -> 
         assert await (await in_the_loop.asubmit()) == "customer of around.in_the_loop"
 
 
+async def test_a_worker_of_a_program_leaves_no_thread_behind(using: Callable[..., App]) -> None:
+    """A program that started a worker again and again, such as a suite of tests, kept the threads of each."""
+
+    def threads_of_handlers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("handler-")}
+
+    using(app)
+    before = threads_of_handlers()
+    async with asyncio.timeout(SECONDS), app.serving():
+        assert await (await in_a_thread.asubmit()) == "customer of around.in_a_thread"
+        (own,) = threads_of_handlers() - before
+    await asyncio.to_thread(own.join, SECONDS)
+    assert not own.is_alive()
+
+
 async def test_a_worker_of_a_program_that_an_operator_drains_claims_nothing_more_and_the_block_goes_on(
     using: Callable[..., App],
 ) -> None:

@@ -391,7 +391,7 @@ async def test_a_chain_that_somebody_changed_is_shown_as_broken(
 ) -> None:
     """Also where only the newest rows are checked."""
     monkeypatch.setattr("leasehold.api.console.audit.MAX_CHECKED", 3)
-    admin, other = await person(ROLES["admin"]), await person(ROLES["admin"], tenant="other")
+    admin, other = await person(ROLES["admin"]), await person(ROLES["admin"])
     for _ in range(4):
         job_id = await maker.make("run", scope="user", scope_id=str(uuid4()))
         await admin.do(f"/jobs/{job_id}/cancel")

@@ -113,3 +113,24 @@ async def test_a_slot_is_lent_only_while_no_thread_is_free() -> None:
     assert (slot.times, slot.is_lent) == (1, False)
     assert await threads.reserve(0, slot) is None
     assert (slot.times, slot.is_lent) == (2, False)
+
+
+async def test_threads_end_when_they_are_closed_and_one_that_works_after_its_work() -> None:
+    """Each worker of a program that starts several left its threads behind."""
+    threads, go_on = of(2), threading.Event()
+
+    def works() -> threading.Thread:
+        go_on.wait(SECONDS)
+        return threading.current_thread()
+
+    working = asyncio.create_task((await reserved(threads)).run(works, HANDLER))
+    await asyncio.sleep(0)
+    idle = await (await reserved(threads)).run(threading.current_thread, HANDLER)
+    threads.close()
+    await asyncio.to_thread(idle.join, SECONDS)
+    assert not idle.is_alive()
+    assert not working.done()
+    go_on.set()
+    busy = await working
+    await asyncio.to_thread(busy.join, SECONDS)
+    assert not busy.is_alive()

@@ -319,6 +319,11 @@ class InlineAttempts:
         self._blocked_after = settings.loop_blocked_seconds
         self._plain: dict[tuple[str, str], bool] = {}  # by pipeline and step
 
+    def close(self) -> None:
+        """Call this when no attempt runs any more."""
+        self.workflows.close()
+        self._threads.close()
+
     async def perform(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float, slot: Slot
     ) -> Completion | Snoozing | Suspending | FanningOut:

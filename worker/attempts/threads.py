@@ -61,7 +61,7 @@ class Threads:
         self._on_most_stuck = on_most_stuck
         self._stuck = 0
         self._free_threads = asyncio.Semaphore(at_most)  # threads that nobody has reserved, started or not
-        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._started = 0
         self._idle = 0  # started threads that wait for work
         self._loop = asyncio.get_running_loop()
@@ -80,6 +80,13 @@ class Threads:
             except TimeoutError:
                 return None
         return Reservation(self)
+
+    def close(self) -> None:
+        """End the threads. One that runs a handler ends after it. Otherwise a program that starts and stops workers,
+        such as a suite of tests, would keep the threads of each.
+        """
+        for _ in range(self._started):
+            self._work.put(None)
 
     def free(self) -> None:
         """Free a thread whose reservation ran nothing."""
@@ -146,9 +153,9 @@ class Threads:
         self._free_threads.release()
 
     def _serve(self) -> None:
-        """The main function of each thread: do the work of the queue until the process ends."""
-        while True:
-            future, work = self._work.get()
+        """The main function of each thread: do the work of the queue until `close`."""
+        while (item := self._work.get()) is not None:
+            future, work = item
             if not future.set_running_or_notify_cancel():
                 continue  # the caller was cancelled before this thread began
             try:
@@ -159,4 +166,4 @@ class Threads:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del future, work
+            del item, future, work
