@@ -375,7 +375,7 @@ def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
     oldest = now - (max(window, ON_TIME) if schedule["catch_up"] == "all" else ON_TIME)
     ticks = [first_tick] if first_tick >= oldest else []
     # `between` leaves out the instant after which it searches.
-    ticks += cron.between(expression, timezone, max(first_tick, oldest - _INSTANT), now, MAX_TICKS + 1)
+    ticks += cron.between(expression, timezone, max(first_tick, oldest - _INSTANT), now, MAX_TICKS + 2)
     if schedule["catch_up"] == "one" and not ticks:
         latest_tick = cron.latest(expression, timezone, first_tick, now) or first_tick
         ticks = [latest_tick] if latest_tick >= now - window else []

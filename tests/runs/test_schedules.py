@@ -306,6 +306,22 @@ def test_a_first_tick_that_is_due_and_that_the_expression_no_longer_names_runs_b
         assert ticks_of("one", 600, first=first, cron="30 0 * * *") == wanted
 
 
+@pytest.mark.parametrize("first", [7200, 7260, 366 * 86_400])
+def test_of_more_ticks_than_one_firing_takes_none_is_left_out_also_where_older_ones_are_not_caught_up(
+    first: float,
+) -> None:
+    row = {"now": NOW, "catch_up": "all", "catch_up_seconds": 7200, "cron": "* * * * *", "timezone": "UTC",
+           "next_run_at": NOW - timedelta(seconds=first)}  # fmt: skip
+    made, firings, has_more = [], 0, True
+    while has_more:
+        ticks, has_more = schedules._ticks_to_run(row)
+        made += [(NOW - tick).total_seconds() for tick in ticks]
+        row["next_run_at"] = cron.next_after("* * * * *", "UTC", ticks[-1])
+        firings += 1
+    assert made == [60.0 * minutes for minutes in range(120, -1, -1)]
+    assert firings == 2
+
+
 @pytest.mark.parametrize(("window", "wanted"), [(1799, []), (1800, [1800]), (86_400, [1800])])
 @pytest.mark.parametrize("first", [1800, 5400, 365 * 86_400 + 1800])
 def test_of_ticks_that_are_all_missed_one_catches_up_the_latest_if_it_is_in_the_window(
