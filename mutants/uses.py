@@ -11,7 +11,6 @@ from mutants.source import Source
 
 #: A line of a file: (path, line).
 Line = tuple[str, int]
-_ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 class Uses:
@@ -85,9 +84,11 @@ def _names(node: ast.AST) -> set[str]:
 
 def targets_of(node: ast.stmt) -> list[str]:
     """The names of the constants that the statement assigns: `A = 1`, or `A, B = 1, 2`."""
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return []
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     parts = target.elts if isinstance(target, ast.Tuple) else [target]
-    return [part.id for part in parts if isinstance(part, ast.Name)] if isinstance(node, _ASSIGNMENTS) else []
+    return [part.id for part in parts if isinstance(part, ast.Name)]
 
 
 def _annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:

@@ -33,6 +33,7 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: operator changes a revoked key, or pays the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
+# An error, because the reference of the errors reads codes and sentences where code makes an error of them.
 _UNKNOWN_ORDER = Permanent(
     "submit_outcome_unknown",
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it"
