@@ -23,7 +23,6 @@ from leasehold.api.process import deadline, tenant_requests
 from leasehold.api.process.deadline import Deadline
 from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, SERVER_ERRORS, method_label
 from leasehold.db.commit_points import name_commits
-from leasehold.domain.errors import RequestError, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.telemetry import traces
 from leasehold.telemetry.outages import DATABASE
@@ -147,15 +146,16 @@ class _Answer:
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
     """Log the error. If no answer has begun, answer with the error's problem."""
+    problem = problem_of(error)
     if is_database_away(error):
         DATABASE.record_error(error, "requests")  # logs the outage once; the request's own log line has the status
-    elif isinstance(error, (RequestError, StoreError)):
-        log.warning("request failed", error=type(error).__name__)
-    else:
+    elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("request failed unexpectedly", error=type(error).__name__, exc_info=error)
+    else:
+        log.warning("request failed", error=type(error).__name__, code=problem.code)
     if answer.status is None:
         # The console sets `error_response`: a page in place of the problem.
-        response = scope["state"].get("error_response") or problem_of(error).response(identity.request_id)
+        response = scope["state"].get("error_response") or problem.response(identity.request_id)
         await response(scope, receive, answer.send)
 
 

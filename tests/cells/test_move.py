@@ -19,6 +19,7 @@ import asyncpg
 import pytest
 from asyncpg import Connection
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from leasehold import App, Context
 from leasehold.cli import moving
@@ -220,9 +221,12 @@ async def test_the_old_cell_refuses_what_is_new_and_goes_on_to_serve_others(two:
     await submit(two.a.running.url, key)
     await moved(two)
     async with client_of(two.a.running.url, key) as client:  # the map has not changed
-        answer = await client.post("/v1/runs", json={"template": "noop", "payload": {}})
+        with capture_logs() as lines:
+            answer = await client.post("/v1/runs", json={"template": "noop", "payload": {}})
     assert (answer.status_code, answer.json()["code"]) == (503, "tenant_moving")
     assert int(answer.headers["retry-after"]) > 0
+    failures = [line for line in lines if line["event"].startswith("request failed")]
+    assert [(line["log_level"], line["code"]) for line in failures] == [("warning", "tenant_moving")]  # no bug: no error
     await submit(two.a.running.url, other)
 
 
