@@ -274,6 +274,32 @@ async def test_a_job_past_its_retention_leaves_a_tombstone(
     problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_expired")
 
 
+@every_kind
+async def test_nothing_is_written_for_a_deletion_that_a_retry_has_forestalled(
+    kind: str, maker: Maker, running: Running, rows: Connection
+) -> None:
+    """Retention has found the job, and somebody retries it before its rows go. What the kinds write of a job that goes
+    (a remembered conversion, a deleted picture, a file that may still arrive) would be wrong of one that stays.
+    """
+    job_id = await maker.make(kind)
+    await rows.execute(  # an output of an external worker, whose URL may outlive the job
+        "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
+        " SELECT id, 'x', job_id, 'acme', step, 'runs/x', 1, repeat('0', 64), 'text/plain' FROM task"
+        " WHERE job_id = $1 AND position = 0",
+        job_id,
+    )
+    await rows.execute("UPDATE task SET queue = 'ext:q' WHERE job_id = $1", job_id)
+    await maker.fail(job_id)
+    written = {}
+    for expiry in ("+ interval '1 hour'", "- interval '1 second'"):
+        await rows.execute(f"UPDATE job SET expires_at = clock_timestamp() {expiry} WHERE id = $1", job_id)
+        async with rows.transaction():
+            for hook in running.services.actions.before_jobs_go:
+                await hook(rows, [job_id])
+            written[expiry[0]] = await rows.fetchval("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+    assert written == {"+": False, "-": True}  # a transaction that writes a row has an id
+
+
 async def test_that_a_job_has_gone_is_told_to_its_own_tenant_alone(
     maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
 ) -> None:
