@@ -22,7 +22,7 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -223,8 +223,23 @@ def importable(packages: set[str]) -> list[Path]:
         if any(root.is_relative_to(prefix) for prefix in python):
             continue
         with contextlib.suppress(OSError):  # a root that cannot be listed holds nothing to import
-            paths += [entry for entry in root.iterdir() if _is_code(entry, packages)]
+            entries = list(root.iterdir())
+            installed = packages | _installed_in(entries)
+            paths += [entry for entry in entries if _is_code(entry, installed)]
     return paths
+
+
+def _installed_in(entries: Iterable[Path]) -> set[str]:
+    """The folders that pip has installed beside these `*.dist-info` folders. A namespace package, such as `google`, has
+    no `__init__.py`: only the lists of installed files tell it from a folder of the user.
+    """
+    names: set[str] = set()
+    for entry in entries:
+        if entry.name.endswith(".dist-info"):
+            with contextlib.suppress(OSError):  # a distribution without the list, or which this user may not read
+                files = (entry / "RECORD").read_text(errors="replace").splitlines()
+                names |= {file.partition("/")[0] for file in files if "/" in file}
+    return names - {"..", ""}  # `../../bin/...`: a program. `/...`: a file at an absolute path
 
 
 def _is_code(entry: Path, packages: set[str]) -> bool:

@@ -168,13 +168,17 @@ def test_outside_pythons_own_folder_packages_may_be_read_with_their_libraries_an
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `pip install --user` and `--target` install them. Without its `.libs`, numpy cannot be imported."""
-    for name in ("shop", "numpy.libs", "numpy-2.0.dist-info", "named", "keys"):
-        (tmp_path / name).mkdir()
-    for name in ("shop/__init__.py", "module.py", ".env", "keys/key.pem"):
+    for name in ("shop", "numpy.libs", "numpy-2.0.dist-info", "named", "keys", "google/protobuf", "a-1.dist-info"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("shop/__init__.py", "module.py", ".env", "keys/key.pem", "google/protobuf/__init__.py"):
         (tmp_path / name).touch()
+    (tmp_path / "numpy-2.0.dist-info" / "RECORD").write_text(
+        "../../bin/protoc,sha256=x,1\n/keys/a,,\ngoogle/protobuf/__init__.py,sha256=x,0\n.env,,\n"
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    found = {path.name for path in fences.importable({"named"}) if path.parent == tmp_path.resolve()}
-    assert found == {"shop", "module.py", "numpy.libs", "numpy-2.0.dist-info", "named"}
+    found = {path.name for path in fences.importable({"named"}) if path.is_relative_to(tmp_path.resolve())}
+    namespace = "google"  # it has no `__init__.py`
+    assert found == {"shop", "module.py", "numpy.libs", "numpy-2.0.dist-info", "a-1.dist-info", "named", namespace}
 
 
 def test_a_folder_that_the_user_may_not_search_hides_no_package_beside_it(
