@@ -131,8 +131,8 @@ class Choosing:
     def _in_order(self, mutant: Mutant, tests: set[str], first: str | None) -> list[str]:
         """Order by ten keys: the test that noticed the mutant last time first; then those of the file `first`; then
         unit tests, which cost nearly nothing; then those that noticed most other mutants of the function or constant,
-        or else of the file; then tests that run special lines of the function; then those whose file imports the
-        mutant's module; then those that share most words with the mutant; then those of the mutant's folders; then, of
+        or else of the file; then tests that run special lines of the function; then those that share most words
+        with the mutant; then those whose file imports the mutant's module; then those of the mutant's folders; then, of
         a test with parameters, the first set before further sets, which mostly notice the same mutants; then the
         fastest.
         """
@@ -149,7 +149,7 @@ class Choosing:
             is_first = first is not None and test.startswith(first)
             early = (test != killer, not is_first, test not in unit_tests, of_siblings.get(test, len(of_siblings)))
             is_direct = test.partition("::")[0] in importers
-            likely = (test not in special, not is_direct, test not in related, not test.startswith(near))
+            likely = (test not in special, test not in related, not is_direct, not test.startswith(near))
             places[test] = (*early, *likely, seen_sets[function], seconds[test])
             seen_sets[function] += 1
         return sorted(tests, key=lambda test: places[test])

@@ -15,6 +15,7 @@ from pathlib import Path
 #: `cancel`, `cancels` and `cancelling` are one word.
 _STEM = 6
 _WORD = re.compile(r"[a-z]{4,}")
+_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
 
 class Words:
@@ -55,5 +56,5 @@ class Words:
 
 
 def _stems(text: str) -> frozenset[str]:
-    """The words in lower case: keywords of SQL are in upper case."""
-    return frozenset(word[:_STEM] for word in _WORD.findall(text))
+    """The words in lower case (keywords of SQL are in upper case), and whole names such as `set_tenant`."""
+    return frozenset([*(word[:_STEM] for word in _WORD.findall(text)), *_NAME.findall(text)])
