@@ -1,5 +1,5 @@
-"""Finds the tests that are about a mutant by their words: a test that names the queue that is paused is more likely to
-notice a mutant of `paused_queue` than a test that only runs the same statement.
+"""Finds the tests that are about a mutant by their words and names: a test that names the queue that is paused is more
+likely to notice a mutant of `paused_queue` than a test that only runs the same statement.
 """
 
 from __future__ import annotations

@@ -63,13 +63,17 @@ def test_a_test_that_names_what_a_mutant_changes_is_related_to_it(tmp_path: Path
         "def test_a_paused_queue(): assert claim()\n"
         "def test_a_claim(): assert claim()\n"
         "def test_a_queue(): assert claim(paused=1)\n"
+        "def test_it(): set_to(1)\n"
     )
-    tests = [f"test_it.py::test_{name}" for name in ("a_paused_queue[1]", "a_paused_queue[2]", "a_claim", "a_queue")]
+    tests = [
+        f"test_it.py::test_{name}" for name in ("a_paused_queue[1]", "a_paused_queue[2]", "a_claim", "a_queue", "it")
+    ]
     words = Words(tmp_path, tests)
     seconds = dict.fromkeys(tests, 1.0)
     related = words.related("SELECT 1 FROM paused_queues", seconds, 2)
     assert related == {"test_it.py::test_a_paused_queue[1]", "test_it.py::test_a_queue"}
     assert words.related("nothing", seconds, 2) == set()
+    assert words.related("act left out: set_to(it)", seconds, 2) == {"test_it.py::test_it"}
     slow = seconds | {"test_it.py::test_a_paused_queue[1]": 60.0}
     assert words.related("SELECT 1 FROM paused_queues", slow, 1) == {"test_it.py::test_a_queue"}
 
