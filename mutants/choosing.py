@@ -118,8 +118,11 @@ class Choosing:
         chosen: list[str] = []
         total = 0.0
         for test in tests:
+            if test == self._killers.get(mutant.id):
+                chosen.append(test)  # it leaves the whole budget to others: it may have noticed the mutant by chance
+                continue
             after = total + self._cost(test)
-            if chosen and self._budget and after > self._budget:
+            if total and self._budget and after > self._budget:
                 continue  # a shorter one may have room
             total = after
             chosen.append(test)

@@ -92,17 +92,21 @@ class Judge:
 
     async def judge_surely(self, mutant: Mutant, chosen: Chosen) -> Judgement:
         """As `judge`, but the test that noticed the mutant runs once more. If it passes then, it had failed for another
-        reason, such as a busy machine: the mutant counts as survived, and a later run judges it again. In the warm
-        process it runs without the mutant, too: if it fails then, the nursery judges.
+        reason, such as a busy machine, and the tests after it judge the mutant. In the warm process it runs without the
+        mutant, too: if it fails then, the nursery judges.
         """
         judgement = await self.judge(mutant, chosen)
         if judgement.verdict != "killed" or judgement.by not in chosen.tests:
             return judgement
-        limit = chosen.limits[chosen.tests.index(judgement.by)]
-        only = Chosen([judgement.by], [limit], 1)
+        up_to, later = chosen.divided(chosen.tests.index(judgement.by) + 1)
+        only = Chosen([judgement.by], up_to.limits[-1:], 1)
         again = await self.judge(mutant, only)
         if again.verdict == "survived":
-            return replace(judgement, verdict="survived", by="", why=f"noticed only once, by {judgement.by}")
+            once = replace(judgement, verdict="survived", by="", why=f"noticed only once, by {judgement.by}")
+            if not later.tests:
+                return once
+            last = await self.judge_surely(mutant, later)
+            return replace(once, ran=once.ran + last.ran) if last.verdict == "survived" else last
         if self._warm is not None and judgement.by not in self._sound:
             before = (ROOT / mutant.path).read_text()
             without = await self._judge(self._warm, mutant, before, only)
