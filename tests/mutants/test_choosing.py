@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mutants.choosing import UNIT, UNIT_TESTS, first_unit_tests
+from mutants.choosing import UNIT, UNIT_TESTS, Choosing, first_unit_tests
+from mutants.covering import Covering
 from mutants.importers import Importers
 from mutants.mutant import Change, Mutant
+from mutants.places import ROOT, mutants
 from mutants.siblings import Siblings
 from mutants.source import Source
 from mutants.uses import Uses, targets_of
@@ -114,6 +116,17 @@ def test_unit_tests_come_first_those_of_the_files_own_name_before_the_fastest() 
     tests = {*own, *fast, "tests/worker/test_backoff.py::test_1"}
     first = first_unit_tests("leasehold/domain/backoff.py", tests, seconds)
     assert first == {*own, *fast[: UNIT_TESTS - 3]}
+
+
+def test_the_test_that_noticed_a_mutant_last_time_comes_first_and_leaves_the_others_their_time() -> None:
+    """It may have noticed the mutant by chance. One that takes longer than the budget was then the only one."""
+    path = "leasehold/domain/backoff.py"
+    mutant = mutants(only=path)[0]
+    slow, quick, long = [f"tests/unit/test_backoff.py::test_{name}" for name in ("slow", "quick", "long")]
+    lines = {path: {line: [slow, quick, long] for line in range(1, 200)}}
+    covering = Covering({slow: 60.0, quick: 1.0, long: 9.5}, lines, {path: (ROOT / path).read_text()})
+    for killers, expected in (({mutant.id: slow}, [slow, quick]), ({}, [quick])):
+        assert Choosing(covering, killers, Siblings(), 10.0).tests_for(mutant).tests == expected
 
 
 def test_tests_whose_file_imports_a_module_are_about_it(tmp_path: Path) -> None:

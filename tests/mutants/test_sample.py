@@ -142,6 +142,21 @@ async def test_a_test_that_fails_once_for_another_reason_has_noticed_nothing(
     assert (await judge.judge_surely(always, Chosen([BACKOFF], [SECONDS], 1))).verdict == "killed"
 
 
+async def test_after_a_test_that_fails_once_for_another_reason_the_others_judge(here: Judge) -> None:
+    fails_once = """    from pathlib import Path
+    failed = Path("failed-once-before-others")
+    if not failed.exists():
+        failed.touch()
+        return -1.0
+    if len(ladder) == 1:
+        return longest
+    return longest *"""
+    mutant = by_hand("leasehold/domain/backoff.py", "    return longest *", fails_once)
+    jitter = "tests/unit/test_backoff.py::test_failures_that_came_together_do_not_come_back_together"
+    judgement = await here.judge_surely(mutant, Chosen([BACKOFF, jitter], [SECONDS, SECONDS], 2))
+    assert (judgement.verdict, judgement.by) == ("killed", jitter)
+
+
 async def test_a_test_that_fails_in_the_loaded_process_without_a_mutant_judges_elsewhere() -> None:
     """Two processes that say the same of each mutant: in the loaded one each test fails, in the other none does."""
     fails: dict[str, object] = {"ran": 1, "by": BACKOFF, "why": "always", "code": 1, "seconds": 0.1}
