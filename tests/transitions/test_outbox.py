@@ -46,9 +46,12 @@ async def test_a_hint_that_was_taken_and_not_confirmed_is_due_again_in_ten_secon
 
 
 async def test_a_hint_that_cannot_be_sent_is_postponed_to_the_end_of_its_own_quarantine(rows: Rows) -> None:
-    ids = await due(rows, 3)
-    first, of_another_duty, _in_none = ids
-    for duty, unit, hours in (("relay", first, 1), ("sweeper", first, 2), ("sweeper", of_another_duty, 3)):
+    ids = await due(rows, 4)
+    first, of_another_duty, _in_none, quarantined_too = ids
+    quarantined = (
+        ("relay", first, 1), ("sweeper", first, 2), ("sweeper", of_another_duty, 3), ("relay", quarantined_too, 4),
+    )  # fmt: skip
+    for duty, unit, hours in quarantined:
         await rows.connection.execute(
             "INSERT INTO quarantine (duty, unit, failures, error, retry_at)"
             " VALUES ($1, $2, 1, '{}', date_trunc('hour', clock_timestamp()) + make_interval(hours => $3))",
@@ -57,9 +60,11 @@ async def test_a_hint_that_cannot_be_sent_is_postponed_to_the_end_of_its_own_qua
             hours,
         )
     before = await times(rows)
-    for outbox_id in (*ids[1:], first):
+    for outbox_id in ids[2::-1]:
         await outbox.put_off(rows.connection, outbox_id, "relay")
-    retry_at = await rows.connection.fetchval("SELECT retry_at FROM quarantine WHERE duty = 'relay'")
+    retry_at = await rows.connection.fetchval(
+        "SELECT retry_at FROM quarantine WHERE duty = 'relay' AND unit = $1", str(first)
+    )
     assert await times(rows) == before | {first: retry_at}
 
 

@@ -395,6 +395,32 @@ async def test_no_item_fails_because_a_password_is_being_changed(refusal: Except
     assert len(refusals) == 2  # one try for the whole batch
 
 
+async def test_a_batcher_that_sets_nothing_aside_tries_a_batch_that_takes_too_long_again_as_a_whole() -> None:
+    """It was not told that its items do not depend on each other."""
+    batches: list[list[int]] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        batches.append(list(items))
+        if len(batches) < 3:
+            raise TimeoutError
+        return items
+
+    async with batcher(statement) as opened:
+        assert await asyncio.gather(*(opened.ask(n) for n in (1, 2))) == [1, 2]
+    assert batches == [[1, 2]] * 3
+
+
+async def test_an_end_closes_the_connection() -> None:
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        return items
+
+    wire = Wire()
+    async with batcher(statement, [wire]) as opened:
+        await opened.ask(1)
+        assert not wire.closed
+    assert wire.closed
+
+
 async def test_an_asker_gets_the_error_when_patience_ends() -> None:
     async def statement(_connection: Any, _items: Sequence[int], _repeated: bool) -> list[int]:
         raise ConnectionError
