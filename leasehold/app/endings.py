@@ -7,7 +7,7 @@ from contextvars import Context
 from uuid import UUID
 
 from leasehold.db.database import Pool
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
@@ -68,6 +68,7 @@ class Endings:
             async with self._pool.acquire() as connection:
                 rows = await connection.fetch(_ENDED, list(self._waiters))
         except TRY_AGAIN as error:
+            check_not_cancelled()
             if not may_try_again(error):
                 raise
             DATABASE.record_error(error, "waiting for runs to end")

@@ -27,6 +27,7 @@ from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.db.pool_sizes import pool_of_app
 from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
 from leasehold.domain.template import encoded_payload
+from leasehold.runtime.gather import check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again, until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -139,6 +140,7 @@ class DatabaseLink:
             try:
                 written, earlier_ids = await self._write_or_find(new_calls, calls, earlier_ids)
             except TRY_AGAIN as error:
+                check_not_cancelled()
                 if not may_try_again(error):
                     raise
                 if monotonic() + _PAUSE_SECONDS > deadline:

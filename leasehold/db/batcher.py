@@ -17,7 +17,7 @@ import asyncpg
 
 from leasehold.db.database import Connection, end_timed_out
 from leasehold.db.servers import check_takes_writes
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
@@ -139,6 +139,7 @@ class Batcher(Generic[_Item, _Answer]):
                 self._has_items.clear()
             try:
                 await self._run_batch(batch, is_alone=is_alone)
+                check_not_cancelled()  # asyncpg may have turned the cancel into an error of the statement
             except BaseException as error:  # `close` cancels this task
                 _fail(batch, error)
                 raise
@@ -218,6 +219,7 @@ class Batcher(Generic[_Item, _Answer]):
                 async with asyncio.timeout(limit):
                     answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
+                check_not_cancelled()
                 if not may_try_again(error):  # a value that asyncpg cannot encode
                     raise
                 cause = error.__cause__ if isinstance(error, _NoConnection) else None

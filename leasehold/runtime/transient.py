@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import asyncpg
 
+from leasehold.runtime.gather import check_not_cancelled
+
 _Result = TypeVar("_Result")
 
 #: The errors of three causes:
@@ -48,6 +50,7 @@ async def until_answered(work: Callable[[], Awaitable[_Result]], *, within: floa
         try:
             return await work()
         except TRY_AGAIN as error:
+            check_not_cancelled()
             if not may_try_again(error) or asyncio.get_running_loop().time() + pause > deadline:
                 raise
             await asyncio.sleep(pause)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from leasehold import App
@@ -24,6 +25,7 @@ from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.domain.ids import new_id
+from leasehold.settings import Settings
 from leasehold.telemetry import attempt_logs
 from tests.app.test_submitting import app, wait_long
 
@@ -192,6 +194,54 @@ async def test_a_query_that_can_never_be_made_ends_the_waits() -> None:
     async with asyncio.timeout(SECONDS):
         with pytest.raises(LookupError, match="no such thing"):
             await endings.wait(new_id(), None)
+
+
+async def test_a_close_whose_cancel_a_query_turns_into_an_error_ends_nevertheless() -> None:
+    """PostgreSQL has just frozen: the connection cannot be given back, and asyncpg raises that instead."""
+    queries: list[None] = []
+
+    class Frozen:
+        @asynccontextmanager
+        async def acquire(self) -> AsyncIterator[Any]:
+            queries.append(None)
+            if len(queries) == 1:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    raise asyncpg.InterfaceError("closed") from None
+            yield await asyncio.Event().wait()
+
+    endings: Any = Endings(Frozen())  # type: ignore[arg-type]  # that is the test
+    waiting = asyncio.create_task(endings.wait(new_id(), None))
+    async with asyncio.timeout(SECONDS):
+        while not queries:
+            await asyncio.sleep(0.001)
+        await endings.close()
+    waiting.cancel()
+    assert len(queries) == 1
+
+
+async def test_a_submission_whose_cancel_a_statement_turns_into_an_error_ends_nevertheless(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[None] = []
+
+    async def write(_link: DatabaseLink, _calls: Any) -> Any:
+        tries.append(None)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise asyncpg.InterfaceError("closed") from None
+
+    monkeypatch.setattr(DatabaseLink, "_write", write)
+    nothing = cast("Any", None)
+    submitting = asyncio.create_task(DatabaseLink(settings, "acme", nothing, nothing, nothing).submit([]))
+    while not tries:
+        await asyncio.sleep(0)
+    submitting.cancel()
+    await asyncio.wait([submitting], timeout=SECONDS)
+    assert submitting.cancelled()
+    assert len(tries) == 1
 
 
 async def test_what_all_callers_share_logs_for_none_of_them(

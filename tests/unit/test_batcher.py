@@ -457,6 +457,33 @@ async def test_who_asks_after_the_end_does_not_wait_for_ever() -> None:
     assert late.cancelled()
 
 
+@pytest.mark.parametrize("error", [asyncpg.InterfaceError("closed"), TimeoutError(), ValueError("no")])
+async def test_an_end_whose_cancel_a_statement_turns_into_an_error_ends_nevertheless(error: Exception) -> None:
+    """The cancel meets a transaction while PostgreSQL freezes: its rollback fails, and asyncpg raises that error. The
+    batcher tried again, for ever, and the worker never ended.
+    """
+    tries: list[int] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        tries.extend(items)
+        if len(tries) > 1:
+            return items
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise error from None
+        return items
+
+    async with batcher(statement) as opened:
+        asked = asyncio.create_task(opened.ask(1))
+        while not tries:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await opened.close()
+    assert asked.done()
+    assert tries == [1]
+
+
 @pytest.mark.parametrize("hangs_alone", [False, True], ids=["together", "one by one"])
 async def test_an_end_during_a_round_trip_leaves_no_asker_waiting(hangs_alone: bool) -> None:
     """Also while the items of a refused batch are tried one by one: some have their answers by then, others wait."""
