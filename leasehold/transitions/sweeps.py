@@ -40,18 +40,15 @@ _WORKER_LOST = "worker_lost"
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. The statement would then miss a step that another transaction commits in
 # between: the new step would stay open in a job that has ended.
-# $3 restricts the statement to one job; NULL: all jobs that are due.
+# The first statement counts only the jobs that it locks against its limit: jobs that others have locked keep no other
+# job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
-SELECT j.id FROM job j
-WHERE j.id IN (
-    SELECT t.job_id FROM task t
-    WHERE t.status = 'running' AND (({LEASE_HAS_PASSED}) OR t.lease_owner = ANY($1::uuid[]))
-      AND ($3::uuid IS NULL OR t.job_id = $3) AND {not_in(LEASES, "t.job_id")}
-    LIMIT $2
-) AND j.status <> 'cancel_requested'
-ORDER BY j.id
-FOR UPDATE SKIP LOCKED
+SELECT j.id FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.status = 'running' AND (({LEASE_HAS_PASSED}) OR t.lease_owner = ANY($1::uuid[]))
+  AND ($3::uuid IS NULL OR t.job_id = $3) AND {not_in(LEASES, "t.job_id")} AND j.status <> 'cancel_requested'
+LIMIT $2
+FOR UPDATE OF j SKIP LOCKED
 """
 
 # $1 dead owners. $2 a task with this many earlier losses (attempts whose worker was lost) fails. $3 the locked jobs.
@@ -120,7 +117,7 @@ async def expire_leases(
     # of these jobs by itself.
     async def take(only_job: object | None) -> list[UUID]:
         rows = await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only_job)
-        return [row["id"] for row in rows]
+        return sorted({row["id"] for row in rows})  # a job may have lost several tasks
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))

@@ -490,6 +490,25 @@ async def test_a_workflow_with_many_ended_runs_takes_one_place_of_those_that_are
     assert [await is_due(rows, workflow) for workflow in workflows] == [True, True]
 
 
+async def test_workflows_that_others_have_locked_take_no_place_of_those_that_are_woken_together(
+    rows: Rows, another: Open
+) -> None:
+    children = [await rows.leased() for _ in range(2)]
+    workflows = [await suspended(rows, Call("", 1, "result", "one", child=child.job_id)) for child in children]
+    await settlements.complete(rows.connection, [Completion(child.lease) for child in children])
+    other = (await another()).connection
+    for locked, free in (workflows, workflows[::-1]):
+        await rows.connection.execute("UPDATE journal SET due_at = NULL")
+        await rows.connection.execute(
+            "UPDATE task SET available_at = 'infinity', status = 'waiting' WHERE id = ANY($1)",
+            [workflow.lease.task_id for workflow in workflows],
+        )
+        async with other.transaction():
+            await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", locked.job_id)
+            assert len(await started_runs.wake_waiting(rows.connection, 1)) == 1
+            assert [await is_due(rows, workflow) for workflow in (locked, free)] == [False, True]
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_workflow_that_goes_on_after_a_result_is_not_woken_again_by_it(rows: Rows, deleted: bool) -> None:
     """The row of the result stays open, because a replay reads the result again."""

@@ -82,22 +82,21 @@ _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 # Workflows that wait for a run that has ended. The task of the workflow itself is `journaled` (it has called something)
 # and not `contained` (started by a workflow). A step beside the workflow that snoozes keeps its delay. A workflow that
 # runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
-# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only
-# this workflow; NULL: all.
+# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. It counts
+# only those that this statement locks: workflows that others have locked keep no other one waiting. $2 only this
+# workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
-SELECT j.id FROM job j
-WHERE j.id IN (
+SELECT j.id FROM (
     SELECT DISTINCT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
     WHERE {_HAS_NEWS}
       AND {unindexed("parent.finished_at IS NULL")}
       AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained AND t.journaled
                   AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
       AND ($2::uuid IS NULL OR e.job_id = $2) AND {not_in(DUTY, "e.job_id")}
-    LIMIT $1
-)
-ORDER BY j.id
-FOR UPDATE SKIP LOCKED
+) AS workflow JOIN job j ON j.id = workflow.job_id
+LIMIT $1
+FOR UPDATE OF j SKIP LOCKED
 """
 
 # `told` marks all ended runs of the woken workflows. At its next claim a workflow reads its journal, which shows the
