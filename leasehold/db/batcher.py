@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, TypeVar
 
-import asyncpg
-
 from leasehold.db.database import Connection, end_timed_out
 from leasehold.db.servers import check_takes_writes
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.runtime.transient import TIMED_OUT, TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
@@ -224,7 +222,7 @@ class Batcher(Generic[_Item, _Answer]):
                     raise
                 cause = error.__cause__ if isinstance(error, _NoConnection) else None
                 DATABASE.record_error(cause or error, self._name)
-                has_timed_out = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
+                has_timed_out = isinstance(error, TIMED_OUT)
                 if has_timed_out and self._connection is not None:
                     await end_timed_out(self._connection)
                 self._drop_connection()

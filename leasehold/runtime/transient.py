@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 #: - The connection is lost.
 #: - The server cannot do the work now: it shuts down, is read-only because it was demoted, lacks disk, memory or
 #:   connections, or its disk fails.
-#: - The transaction met a deadlock or a serialisation failure.
+#: - The transaction met a deadlock or a serialisation failure, or got a lock too late (see TIMED_OUT).
 TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
@@ -30,7 +30,11 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
 )
+#: The errors of a statement that took too long. Mostly it has waited for a lock: by the `command_timeout` of the
+#: connection, or by the `statement_timeout` or the `lock_timeout` that an operator has set for the role.
+TIMED_OUT: tuple[type[Exception], ...] = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
 
 
 def may_try_again(error: BaseException) -> bool:

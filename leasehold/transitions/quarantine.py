@@ -13,14 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import asyncpg
 import structlog
 from pydantic import ValidationError
 
 from leasehold.db.database import Connection, row_count
 from leasehold.domain.errors import RequestError, StepError, StoreError
 from leasehold.runtime.periodic import first_of_kind
-from leasehold.runtime.transient import may_try_again
+from leasehold.runtime.transient import TIMED_OUT, may_try_again
 from leasehold.telemetry.duties import FAILURES, STUCK
 
 log = structlog.get_logger(__name__)
@@ -67,7 +66,7 @@ def is_away(connection: Connection, error: BaseException) -> bool:
     """
     if connection.is_closed():
         return True
-    has_timed_out = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
+    has_timed_out = isinstance(error, TIMED_OUT)
     return may_try_again(error) and not has_timed_out
 
 

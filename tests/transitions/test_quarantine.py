@@ -82,7 +82,7 @@ async def test_a_unit_that_a_person_has_changed_is_released_alone(rows: Rows) ->
 async def test_an_error_means_an_outage_only_if_the_database_cannot_be_reached(database_url: str) -> None:
     """A statement that took too long may be the fault of its unit."""
     connection = await asyncpg.connect(database_url)
-    faults = (ValueError(), TimeoutError(), asyncpg.QueryCanceledError())
+    faults = (ValueError(), TimeoutError(), asyncpg.QueryCanceledError(), asyncpg.LockNotAvailableError())
     assert [quarantine.is_away(connection, error) for error in faults] == [False] * 3
     assert quarantine.is_away(connection, ConnectionResetError())
     await connection.close()

@@ -117,7 +117,9 @@ async def test_one_bad_item_costs_the_others_nothing() -> None:
     assert repetitions == [False, True, True, True, True]
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), asyncpg.QueryCanceledError("cancelled")])
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), asyncpg.QueryCanceledError("cancelled"), asyncpg.LockNotAvailableError("locked")]
+)
 async def test_an_item_that_takes_too_long_is_tried_again_alone_and_the_others_do_not_wait_for_it(
     error: Exception,
 ) -> None:

@@ -14,7 +14,7 @@ from leasehold.runtime.transient import TRY_AGAIN, may_try_again, until_answered
         asyncpg.DiskFullError, asyncpg.OutOfMemoryError, asyncpg.TooManyConnectionsError, asyncpg.PostgresIOError,
         asyncpg.ReadOnlySQLTransactionError, asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError,
         asyncpg.ConnectionDoesNotExistError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError,
-        ConnectionResetError, TimeoutError,
+        ConnectionResetError, TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError,
     ],
 )  # fmt: skip
 def test_what_a_server_in_trouble_says_is_repeated(error: type[Exception]) -> None:

@@ -13,8 +13,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-import asyncpg
-
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError, StoreError, StoreUnavailable
 from leasehold.domain.kind import Kind
@@ -30,7 +28,7 @@ from leasehold.kinds.housekeeping import (
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Acquire
 from leasehold.runtime.gather import gather_or_cancel
-from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.runtime.transient import TIMED_OUT, TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
@@ -215,7 +213,7 @@ class Housekeeping:
         """
         if not may_try_again(error):
             return False
-        is_unclear = isinstance(error, OSError | asyncpg.QueryCanceledError) and not isinstance(error, ConnectionError)
+        is_unclear = isinstance(error, (OSError, *TIMED_OUT)) and not isinstance(error, ConnectionError)
         if not is_unclear:
             return True
         try:

@@ -13,13 +13,13 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import structlog
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY
 from leasehold.runtime.duty_cycle import Pauses
+from leasehold.runtime.transient import TIMED_OUT
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_units
@@ -253,7 +253,7 @@ async def _admit_behind(
             if not chosen.job_ids and chosen.full <= full:
                 break
             full |= chosen.full
-    except (TimeoutError, asyncpg.QueryCanceledError):  # no error of these limits: none goes to quarantine
+    except TIMED_OUT:  # no error of these limits: none goes to quarantine
         log.warning("the search for jobs that may be admitted took too long", limits=len(chosen.with_room))
     finally:
         search.done(began)

@@ -82,8 +82,8 @@ _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 # Workflows that wait for a run that has ended. The task of the workflow itself is `journaled` (it has called something)
 # and not `contained` (started by a workflow). A step beside the workflow that snoozes keeps its delay. A workflow that
 # runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
-# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. It counts
-# only those that this statement locks: workflows that others have locked keep no other one waiting. $2 only this
+# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. It
+# counts only those that this statement locks: workflows that others have locked keep no other one waiting. $2 only this
 # workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
