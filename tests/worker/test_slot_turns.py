@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 import structlog
 
@@ -372,15 +373,15 @@ def unfinished(lines: list[Any]) -> list[type]:
 @pytest.mark.parametrize(
     ("point", "by", "ran", "acked"),
     [
-        ("after_hint", "a hint", False, {"B"}),
+        ("after_hint", "a hint", False, {"A", "B"}),
         ("after_commit", "a hint", True, {"A", "B"}),
         ("after_commit", "a poll", True, {"B"}),
     ],
 )
-async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot_but_its_hint_stays_without_a_claim(
+async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot(
     stages: Any, point: str, by: str, acked: set[str], *, ran: bool
 ) -> None:
-    """The broker then redelivers the hint. An attempt that ends as it should is not logged."""
+    """An attempt that ends as it should is not logged."""
     async with stages(1) as stage:
         with structlog.testing.capture_logs() as lines:
             failpoints.arm(f"{point}:raise")
@@ -395,23 +396,67 @@ async def test_an_attempt_that_fails_on_its_way_is_logged_and_frees_its_slot_but
         assert unfinished(lines) == [failpoints.FailpointReached]
 
 
-@pytest.mark.parametrize(("of", "name", "acked"), [("_runner", "run", {"A"}), ("_claimer", "claim", set())])
-async def test_the_hint_of_an_unforeseen_error_keeps_no_place_if_its_task_is_claimed(
-    stages: Any, monkeypatch: pytest.MonkeyPatch, of: str, name: str, acked: set[str]
+@pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [("_runner", "run", RuntimeError), ("_claimer", "claim", asyncpg.InternalServerError)],
+)
+async def test_the_hint_of_an_unforeseen_error_keeps_no_place(
+    stages: Any, monkeypatch: pytest.MonkeyPatch, of: str, name: str, error: type[Exception]
 ) -> None:
-    """The broker delivers few unacknowledged hints. The lease of the claim passes, and that writes a new hint. Without
-    a claim, nothing would announce the task again.
+    """The broker delivers few unacknowledged hints, and none of these again before it closes the channel. The lease of
+    a claim passes, and that writes a new hint. A poll finds a task that the claim has not taken.
     """
 
     async def fails(*_: object) -> None:
-        raise RuntimeError
+        raise error
 
     async with stages(1) as stage:
         monkeypatch.setattr(getattr(stage.pool, of), name, fails)
+        monkeypatch.setattr(pools, "_FAILED_CLAIM_SECONDS", 0.0)
         with structlog.testing.capture_logs() as lines:
             await stage.hint("A")
-        assert stage.acked == acked
-        assert unfinished(lines) == [RuntimeError]
+        assert stage.acked == {"A"}
+        assert unfinished(lines) == [error]
+
+
+async def test_hints_whose_claims_fail_are_not_all_taken_and_acknowledged_at_once(
+    stages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While every claim fails, the hints that wait in the broker stay there for the time after it."""
+    claims = 0
+
+    async def fails(_delivery: Delivery) -> None:
+        nonlocal claims
+        claims += 1
+        raise asyncpg.InsufficientPrivilegeError
+
+    async with stages(1) as stage:
+        monkeypatch.setattr(stage.pool._claimer, "claim", fails)
+        monkeypatch.setattr(pools, "_FAILED_CLAIM_SECONDS", NEVER)
+        await stage.hint("A")
+        await stage.hint("B")
+        assert (claims, stage.acked) == (1, set())
+
+
+@pytest.mark.parametrize("by", ["the pool closes", "the claims close"])
+async def test_the_hint_of_a_claim_that_is_cancelled_is_left_to_other_workers(
+    stages: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The broker delivers it again when the worker has closed its connection."""
+    claiming = asyncio.Event()
+
+    async def claim(_delivery: Delivery) -> None:
+        if by == "the claims close":
+            raise asyncio.CancelledError
+        claiming.set()
+        await asyncio.Event().wait()
+
+    async with stages(1) as stage:
+        monkeypatch.setattr(stage.pool._claimer, "claim", claim)
+        await stage.hint("A")
+        assert claiming.is_set() == (by == "the pool closes")
+    assert stage.pool.busy == 0
+    assert stage.acked == set()
 
 
 async def test_a_pool_that_closes_cancels_what_runs_without_a_word(stages: Any) -> None:

@@ -58,7 +58,7 @@ class Claimer:
 
     async def claim(self, delivery: Delivery) -> Claimed | None:
         """Claim the task of the hint. None: this worker cannot claim the task now, and the caller acknowledges the
-        hint.
+        hint. Waits while PostgreSQL is away, so it raises only errors that a wait does not mend.
 
         A redelivered hint may come from a worker that has just died. If that worker owns the lease, this worker takes
         the lease over immediately.

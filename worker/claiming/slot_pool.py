@@ -58,6 +58,10 @@ _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 #: A slot whose attempt found no child process, because none can be started or forked, takes no other task for this many
 #: seconds, or until one can be. It looks every second. So a worker without children leaves the tasks to other workers.
 _REST_SECONDS, _REST_CHECK_SECONDS = 60.0, 1.0
+#: A slot whose claim ended with an unforeseen error takes no other hint for this many seconds. The error may meet each
+#: claim, for example if a privilege is revoked. Without the pause, the pool would acknowledge all hints of the queue in
+#: a moment, and only polls would find their tasks.
+_FAILED_CLAIM_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +273,21 @@ class SlotPool:
                 self._occupy(delivery.hint.tenant, self._follow(delivery))
 
     async def _follow(self, delivery: Delivery) -> None:
-        """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint."""
+        """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint.
+
+        An unforeseen error of the claim or of the attempt ends with the ACK, too. Unacknowledged, the hint would keep
+        its place among the few hints that the broker delivers to this worker. If the task is claimed, its lease passes,
+        and that writes a new hint. Otherwise a poll finds the task. A hint whose claim or attempt is cancelled stays
+        unacknowledged: the broker redelivers it when this worker's connection closes.
+        """
         self._followed_hints += 1
         slot = _Slot(self, delivery.hint.tenant)
         try:
             next_step = await self._run_hinted(delivery, slot)
+        except Exception:
+            await delivery.ack()
+            raise
+        else:
             await delivery.ack()
         finally:
             self._followed_hints -= 1
@@ -283,19 +297,17 @@ class SlotPool:
         """Claim the task of the hint and run the attempt. Returns the job's next step, if the settlement claimed it."""
         hint = delivery.hint
         failpoints.reach("after_hint")
-        claimed = await self._claimer.claim(delivery)
+        try:
+            claimed = await self._claimer.claim(delivery)
+        except Exception:
+            await asyncio.sleep(_FAILED_CLAIM_SECONDS)
+            raise
         if claimed is None:
             metrics.HINTS.labels("duplicate" if self._claimer.holds(hint.task_id) else "stale").inc()
             return None
         metrics.HINTS_CLAIMED.inc()
-        try:
-            next_step = await self._run(claimed, "hint", hint.headers, slot)
-            failpoints.reach("after_commit")
-        except Exception:
-            # The hint has done its work: if the attempt is not settled, its lease passes, and that writes a new hint.
-            # Unacknowledged, this one would keep its place among the hints that the broker delivers to this worker.
-            await delivery.ack()
-            raise
+        next_step = await self._run(claimed, "hint", hint.headers, slot)
+        failpoints.reach("after_commit")
         return next_step
 
     async def _run_polled(self, claimed: Claimed) -> None:
