@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 import leasehold.db.batcher
@@ -23,7 +24,6 @@ from leasehold.transitions.settlements import Completion, Failure, FanningOut, P
 from leasehold.transitions.workflows.records import Call
 from leasehold.worker.leases import settlement_batcher
 from leasehold.worker.leases.settlement_batcher import (
-    Answer,
     CancelAcknowledged,
     Release,
     Settlement,
@@ -76,13 +76,13 @@ def opened(settings: Settings, rows: Rows, announced: list[Announcement], lost_a
     return batcher
 
 
-async def settled(batcher: SettlementBatcher, *settlements: Settlement) -> Sequence[Answer]:
+async def settled(batcher: SettlementBatcher, *settlements: Settlement, return_exceptions: bool = False) -> Any:
     """All in one round trip: they wait when the batcher starts."""
     asked = [asyncio.create_task(batcher.settle(settlement)) for settlement in settlements]
     await asyncio.sleep(0)
     batcher.start()
     async with asyncio.timeout(SECONDS):
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*asked, return_exceptions=return_exceptions)
 
 
 async def leased(rows: Rows, **columns: Any) -> Lease:
@@ -121,6 +121,34 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     assert released.task_id in told.values()
     assert len(told) == 3  # what was released, the step after the completed one, and the part
     assert sorted(ended) == [("three", "cancelled"), ("three", "rejected")]
+    await assert_histories(rows.connection)
+
+
+@pytest.mark.parametrize("wrong", [Snoozing, FanningOut])
+async def test_what_was_committed_before_postgresql_refused_another_settlement_is_announced_and_counted(
+    opened: Open, rows: Rows, announced: list[Announcement], ended: list[tuple[str, str]], wrong: type[Settlement]
+) -> None:
+    """Each is settled again, alone, and PostgreSQL then names neither the hints nor the ends again."""
+    done, last, released, refused = [await leased(rows) for _ in range(4)]
+    await rows.connection.execute("DELETE FROM outbox")
+    part = Part("x", "default", 1, "three.a", "\0")
+    failing = Snoozing(refused, 60.0, note={"x": "\0"}) if wrong is Snoozing else FanningOut(refused, [part])
+    async with opened() as batcher:
+        completion, failure, release, error = await settled(
+            batcher,
+            Completion(done),
+            Failure(last, "error", "e", "m", retryable=False, delay=0.0),
+            Release(released),
+            failing,
+            return_exceptions=True,
+        )
+    assert isinstance(error, asyncpg.DataError)
+    assert [answer.verdict for answer in (completion, failure, release)] == [Verdict.SETTLED] * 3
+    following = await rows.connection.fetchval(
+        "SELECT id FROM task WHERE job_id = (SELECT job_id FROM task WHERE id = $1) AND step = 'b'", done.task_id
+    )
+    assert sorted(hint.hint.task_id for hint in announced) == sorted([following, released.task_id])
+    assert ended == [("three", "rejected")]
     await assert_histories(rows.connection)
 
 
@@ -223,6 +251,39 @@ async def test_a_workflow_that_had_not_heard_of_the_cancel_runs_again_to_see_it(
         )
         assert due_in - 30 < seconds <= due_in
         assert len(announced) == (state == "pending")
+    await assert_histories(rows.connection)
+
+
+async def test_a_workflow_that_was_returned_before_the_connection_was_lost_is_announced(
+    opened: Open, rows: Rows, announced: list[Announcement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repetition finds it due already, and PostgreSQL does not name its hint again."""
+    workflows = [await rows.leased(ONE) for _ in range(2)]
+    for workflow in workflows:
+        await settlements.suspend(rows.connection, [Suspending(workflow.lease, (), 0, delay=0.0)])
+    suspended, failed = sorted(await rows.claim_all(), key=lambda claimed: claimed.lease.task_id)
+    for workflow in workflows:
+        await jobs.request_cancel(rows.connection, [workflow.job_id], "t", reason="r", by="b")
+    await rows.connection.execute("DELETE FROM outbox")
+    snooze, tries = settlements.snooze, 0
+
+    async def fails_once(*arguments: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ConnectionResetError
+        return await snooze(*arguments)
+
+    monkeypatch.setattr(settlements, "snooze", fails_once)
+    async with opened() as batcher:
+        answers = await settled(
+            batcher,
+            Suspending(suspended.lease, (), 0),
+            Failure(failed.lease, "error", "e", "m", retryable=True, delay=60.0),
+        )
+    assert tries == 2
+    assert [answer.state for answer in answers] == ["pending", "waiting"]
+    assert [hint.hint.task_id for hint in announced] == [suspended.lease.task_id]
     await assert_histories(rows.connection)
 
 

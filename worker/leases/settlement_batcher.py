@@ -2,7 +2,7 @@
 
 A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
 After each commit, the batcher calls `announce` with the hints (messages that a task is due) that the commit wrote to
-the outbox.
+the outbox, and counts the jobs that it has ended.
 """
 
 from __future__ import annotations
@@ -123,11 +123,8 @@ class SettlementBatcher:
         # PostgreSQL may have refused these because their jobs are being cancelled: then acknowledge that the attempts
         # have stopped. If a lease is lost, PostgreSQL refuses the acknowledgement, too.
         if refused:
-            acknowledged = await settlements.acknowledge_cancel(
-                connection, [settlement.lease for settlement in refused]
-            )
-            answers |= _answers(acknowledged)
-            count_ended_jobs(acknowledged.ended)
+            leases = [settlement.lease for settlement in refused]
+            answers |= self._take(await settlements.acknowledge_cancel(connection, leases))
         if repeated:
             answers |= await self._recover_next(connection, batch, answers)
             # The earlier try may have claimed a step whose job is being cancelled by now. `_recover_next` does not
@@ -148,22 +145,31 @@ class SettlementBatcher:
         fan_outs = [settlement for settlement in others if isinstance(settlement, FanningOut)]
         suspensions = [settlement for settlement in others if isinstance(settlement, Suspending)]
         began = perf_counter()
-        outcomes = [
-            await settlements.complete(connection, completions, self._terms) if completions else None,
-            await settlements.fail(connection, failures) if failures else None,
-            await settlements.snooze(connection, snoozes) if snoozes else None,
-            await settlements.release(connection, leases_to_release) if leases_to_release else None,
-            await settlements.fan_out(connection, fan_outs) if fan_outs else None,
-            await settlements.suspend(connection, suspensions, self._terms) if suspensions else None,
-        ]
-        metrics.observe_duration("settle", began)
         answers: dict[UUID, Answer] = {}
-        for outcome in outcomes:
-            if outcome is not None:
-                answers |= _answers(outcome)
-                self._announce(outcome.announcements)
-                count_ended_jobs(outcome.ended)
+        if completions:
+            answers |= self._take(await settlements.complete(connection, completions, self._terms))
+        if failures:
+            answers |= self._take(await settlements.fail(connection, failures))
+        if snoozes:
+            answers |= self._take(await settlements.snooze(connection, snoozes))
+        if leases_to_release:
+            answers |= self._take(await settlements.release(connection, leases_to_release))
+        if fan_outs:
+            answers |= self._take(await settlements.fan_out(connection, fan_outs))
+        if suspensions:
+            answers |= self._take(await settlements.suspend(connection, suspensions, self._terms))
+        metrics.observe_duration("settle", began)
         return answers
+
+    def _take(self, outcome: Settled) -> dict[UUID, Answer]:
+        """Announce the hints and count the ended jobs of a statement that has committed. Returns the answers.
+
+        Call it before the next statement of the batch. That one may fail, and then the batcher settles each settlement
+        again: PostgreSQL answers `settled`, but names neither the hints nor the jobs again.
+        """
+        self._announce(outcome.announcements)
+        count_ended_jobs(outcome.ended)
+        return _answers(outcome)
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
@@ -177,10 +183,12 @@ class SettlementBatcher:
             for settlement in refused
             if isinstance(settlement, Failure) and settlement.retryable
         ]
-        released_outcome = await settlements.release(connection, suspended_leases) if suspended_leases else Settled({})
-        snoozed_outcome = await settlements.snooze(connection, snoozings) if snoozings else Settled({})
-        self._announce(released_outcome.announcements)  # the snoozed ones are not due yet
-        return _answers(released_outcome) | _answers(snoozed_outcome)
+        answers: dict[UUID, Answer] = {}
+        if suspended_leases:
+            answers |= self._take(await settlements.release(connection, suspended_leases))
+        if snoozings:
+            answers |= self._take(await settlements.snooze(connection, snoozings))
+        return answers
 
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
