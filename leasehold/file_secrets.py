@@ -35,14 +35,14 @@ class FileSecret(SecretStr):
         """`max_bytes`: a larger file is refused."""
         self.path = path
         self._max_bytes = max_bytes
-        self._stamp = _stamp_of(path)
+        self._stamp = stamp_of(path)
         self._was_readable = True
         self._callbacks: list[Callable[[], None]] = []
         super().__init__(_content_of(path, max_bytes))
 
     def get_secret_value(self) -> str:
         try:
-            if (stamp := _stamp_of(self.path)) != self._stamp:
+            if (stamp := stamp_of(self.path)) != self._stamp:
                 self._secret_value = _content_of(self.path, self._max_bytes)
                 self._stamp = stamp
                 self._call_back()  # an error counts as an unreadable file: see `on_change`
@@ -182,7 +182,7 @@ def _value_in(text: str, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int]:
+def stamp_of(path: Path) -> tuple[int, int, int]:
     """Inode, time of the last change in nanoseconds, and size. The file is read again only if one of these differs."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size

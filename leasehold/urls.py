@@ -52,12 +52,29 @@ class DatabaseUrl:
     hosts: tuple[tuple[str, int], ...]
 
 
+class BrokerTls:
+    """TLS for the connections to one node of RabbitMQ. `context` has the files of the URL as they were when they were
+    last read without an error. Raises BadSetting if they cannot be used.
+    """
+
+    def __init__(self, name: str, query: Mapping[str, str]) -> None:
+        self._name = name
+        self._query = query
+        self.context = _broker_tls(name, query)
+
+    def read_again(self) -> None:
+        """Read the files again, because they may have been renewed. It takes up to some 40 ms. Raises BadSetting if
+        they cannot be used, and keeps `context` then: mostly the certificate is renewed, and its key is not yet.
+        """
+        self.context = _broker_tls(self._name, self._query)
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
     """The address of one node of RabbitMQ. `tls`: for the scheme `amqps`; None: no TLS."""
 
     url: str = field(repr=False)
-    tls: ssl.SSLContext | None
+    tls: BrokerTls | None
 
 
 def check_urls(settings: Settings) -> None:
@@ -157,12 +174,12 @@ def _broker_url(name: str, parts: SplitResult) -> BrokerUrl:
         return BrokerUrl(urlunsplit(parts), None)
     if query.get("verify", "verify_peer") not in ("verify_peer", "verify_none"):
         raise BadSetting(name, "verify is one of verify_peer, verify_none")
-    _check_files(name, query, _AMQP_FILES)
     plain_query = {key: value for key, value in query.items() if key == "auth"}
-    return BrokerUrl(urlunsplit(parts._replace(query=urlencode(plain_query))), _broker_tls(name, query))
+    return BrokerUrl(urlunsplit(parts._replace(query=urlencode(plain_query))), BrokerTls(name, query))
 
 
 def _broker_tls(name: str, query: Mapping[str, str]) -> ssl.SSLContext:
+    _check_files(name, query, _AMQP_FILES)
     authorities = query.get("cacertfile", query.get("cafile"))
     if authorities is not None:
         _load_authorities(f"{name}: {'cacertfile' if 'cacertfile' in query else 'cafile'}", authorities)

@@ -6,9 +6,11 @@ Every request to the store runs inside the block `request`.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +18,13 @@ import aioboto3
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioCredentials
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
+from leasehold.file_secrets import stamp_of
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 from leasehold.storage.signing import credentials_of
@@ -43,8 +47,38 @@ class PutRefused(StoreError):
 _OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavailable: "unavailable"}
 
 
+class _Session(AIOHTTPSession):
+    """The HTTP session of a client. `verify`: a file of certificate authorities, or as for AIOHTTPSession. When the
+    file has changed, later connections also trust the authorities that are new in it.
+    """
+
+    def __init__(self, verify: Any = True, **options: Any) -> None:  # noqa: FBT002 - as AIOHTTPSession has it
+        super().__init__(verify, **options)
+        self._authorities = Path(verify) if isinstance(verify, str) else None
+        self._stamp: object = None  # of the file that `_context` has
+        self._context: ssl.SSLContext | None = None
+
+    def _get_ssl_context(self) -> Any:
+        self._context = super()._get_ssl_context()  # type: ignore[misc]  # the stubs lack it
+        return self._context
+
+    async def send(self, request: Any) -> Any:
+        if self._authorities is not None:
+            self._read_again(self._authorities)
+        return await super().send(request)
+
+    def _read_again(self, authorities: Path) -> None:
+        with suppress(OSError):  # the file is just being written: a later request reads it
+            stamp = stamp_of(authorities)
+            if stamp != self._stamp:
+                if self._context is not None:
+                    self._context.load_verify_locations(authorities)
+                self._stamp = stamp
+
+
 def _client_config(settings: Settings) -> AioConfig:
     return AioConfig(
+        http_session_cls=_Session,
         signature_version="s3v4",
         s3={"addressing_style": settings.s3_addressing},
         connect_timeout=3,

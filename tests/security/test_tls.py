@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import asyncpg
 import pytest
+import structlog
 from pydantic import SecretStr
 
 from leasehold.broker import Delivery, Hint, make_broker
+from leasehold.broker.amqp import connection
 from leasehold.cli.doctor import examine
 from leasehold.db.database import connect, make_pool, migrate
 from leasehold.domain.errors import BadSetting, StoreUnavailable
@@ -219,6 +224,112 @@ async def test_a_broker_or_a_store_of_another_authority_is_not_spoken_to(encrypt
     await store.close()
     assert not broker.connected
     await broker.close()
+
+
+class Listener:
+    """A server that takes TLS from clients of `authority` only, and ends each connection. `clients`: the names in their
+    certificates.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.clients: asyncio.Queue[str] = asyncio.Queue()
+        self._directory = directory
+        self._server: asyncio.Server | None = None
+
+    async def start(self, authority: Authority, port: int = 0) -> int:
+        """Listen in place of the server that was started before. Returns the port."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=authority.certificate)
+        context.verify_mode = ssl.CERT_REQUIRED
+        pair = authority.pair("server", addresses=("127.0.0.1",))
+        context.load_cert_chain(*pair.write(self._directory, "server"))
+        self._server = await asyncio.start_server(self._hear, "127.0.0.1", port, ssl=context)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def client_after_now(self) -> str:
+        """The client of a connection that begins after this call."""
+        for _ in range(self.clients.qsize() + 2):  # an attempt may be under way, and its files read already
+            client = await self.clients.get()
+        return client
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _hear(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        certificate = writer.get_extra_info("peercert")
+        self.clients.put_nowait(dict(part[0] for part in certificate["subject"])["commonName"])
+        writer.close()
+
+
+async def test_renewed_files_are_those_of_the_next_connection_to_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody restarts a process for them. They come one after another: until all are there, the old ones hold."""
+    monkeypatch.setattr(connection, "RECONNECT_LADDER", (timedelta(seconds=0.02),))
+    old, new, listener = Authority("old"), Authority("new"), Listener(tmp_path)
+    (trusted := tmp_path / "authority.crt").write_text(old.certificate)
+    certificate, key = old.pair("first").write(tmp_path, "client")
+    port = await listener.start(old)
+    url = f"amqps://127.0.0.1:{port}/?cacertfile={trusted}&certfile={certificate}&keyfile={key}"
+    serve: Any = None  # no connection lasts so long
+    link = connection.Link(Settings(_env_file=None, amqp_url=SecretStr(url)), "test", serve)
+    link.start()
+    try:
+        async with asyncio.timeout(60):
+            assert await listener.client_after_now() == "first"
+            renewed = new.pair("second")
+            with structlog.testing.capture_logs() as lines:
+                certificate.write_text(renewed.certificate)
+                assert await listener.client_after_now() == "first"
+                assert await listener.client_after_now() == "first"
+            key.write_text(renewed.key)
+            trusted.write_text(new.certificate)
+            await listener.start(new, port)
+            assert await listener.client_after_now() == "second"
+        reasons = [line["reason"] for line in lines if line["event"].startswith("the TLS files for RabbitMQ")]
+        assert reasons == [
+            f"LEASEHOLD_AMQP_URL: {certificate} and its key do not belong together, or are not in PEM form."
+        ]
+    finally:
+        await link.close()
+        await listener.close()
+
+
+async def test_a_store_with_another_authority_is_spoken_to_once_the_file_has_it(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    old, new = Authority("old"), Authority("new")
+    (trusted := tmp_path / "authority.crt").write_text(old.certificate)
+    server = S3(run_directory / "s3-renewed", tls=old.server())
+    await server.start()
+    settings = Settings(
+        _env_file=None,
+        s3_endpoint=server.endpoint,
+        s3_ca_file=str(trusted),
+        s3_access_key=SecretStr(server.access_key),
+        s3_secret_key=SecretStr(server.secret_key),
+    )
+    store = ObjectStore.from_settings(settings)
+    await store.open()
+    try:
+        for _ in range(2):
+            assert await store.head("anything") is None
+        await server.stop()
+        server = S3(run_directory / "s3-renewed", port=server.port, tls=new.server())
+        await server.start()
+        with pytest.raises(StoreUnavailable):
+            await store.head("anything")
+        trusted.write_text("half of a file")
+        with pytest.raises(StoreUnavailable):
+            await store.head("anything")
+        trusted.write_text(new.certificate)
+        assert await store.head("anything") is None
+    finally:
+        await store.close()
+        await server.stop()
 
 
 async def test_verify_none_is_somebodys_own_decision(rabbitmq_tls: RabbitMQ, files: Files) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -28,7 +29,7 @@ from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import BROKER
-from leasehold.urls import BrokerUrl, broker_urls
+from leasehold.urls import BrokerTls, BrokerUrl, broker_urls
 
 log = structlog.get_logger(__name__)
 
@@ -219,6 +220,7 @@ class Link:
         self._running: asyncio.Task[None] | None = None
         self._drop_requested = asyncio.Event()
         self._drop_reason = ""
+        self._tls_fault: str | None = None  # why the TLS files could not be used at the last attempt to connect
         self.connection: AbstractConnection | None = None
         self.connects = 0  # how many connections were opened
 
@@ -255,10 +257,11 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
+        tls = None if broker.tls is None else await self._renewed(broker.tls)
         wire = Wire()  # gives consumers and publishers their frames before the AMQP client gets them
         # aio-pika's Connection is not used, because it leaks a socket if it is cancelled just after opening the socket.
         connection = aiormq.Connection(
-            url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
+            url, context=tls, client_properties={"connection_name": name}, transport_factory=wire
         )
         try:
             async with answered_within(self._nodes.connect_seconds):
@@ -272,6 +275,20 @@ class Link:
         finally:
             self.connection = None
             await close(connection)
+
+    async def _renewed(self, tls: BrokerTls) -> ssl.SSLContext:
+        """TLS with the files as they are now; if they cannot be used now, as they were before. Logs an error only if it
+        differs from the last: there may be many attempts to connect.
+        """
+        fault: str | None = None
+        try:
+            await asyncio.to_thread(tls.read_again)
+        except BadSetting as error:
+            fault = str(error)
+            if fault != self._tls_fault:
+                log.warning("the TLS files for RabbitMQ cannot be used; those read before are used", reason=fault)
+        self._tls_fault = fault
+        return tls.context
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
         # Always ends with an error, which `_run` records.
