@@ -63,8 +63,9 @@ class BrokerTls:
         self.context = _broker_tls(name, query)
 
     def read_again(self) -> None:
-        """Read the files again, because they may have been renewed. It takes up to some 40 ms. Raises BadSetting if
-        they cannot be used, and keeps `context` then: mostly the certificate is renewed, and its key is not yet.
+        """Read the files again, because they may have been renewed. Raises BadSetting if they cannot be used (the
+        certificate is renewed, and its key is not yet), and then keeps `context`. Without a file of authorities, this
+        reads those of the system, for some 40 ms.
         """
         self.context = _broker_tls(self._name, self._query)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -35,6 +36,7 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import concurrency, debounce, workers
 from leasehold.transitions.debounce import Debounced
+from leasehold.worker.attempts.inline import InlineAttempt
 from leasehold.worker.maintenance import duties
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
@@ -822,6 +824,27 @@ async def test_a_failure_is_delivered_although_the_job_is_retried_or_deleted_at_
     assert sorted(outcome.acted) == broken
     sent = "SELECT params -> 'event' -> 'data' ->> 'id' AS job FROM job WHERE pipeline = 'webhook' ORDER BY 1"
     assert [row["job"] for row in await rows.fetch(sent)] == [str(job_id) for job_id in broken]
+
+
+async def test_what_a_batch_has_ended_is_counted_and_announced_although_an_admission_after_it_fails(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is committed, and is not repeated."""
+    told: list[str] = []
+
+    async def fails(*_arguments: object) -> None:
+        told.append("admission")
+        raise ConnectionResetError
+
+    monkeypatch.setattr(steps, "concurrency", SimpleNamespace(admit=fails))
+    monkeypatch.setattr(steps, "count_ended_jobs", lambda ends: told.extend(job.outcome for job in ends))
+    monkeypatch.setattr(InlineAttempt, "announce", lambda _attempt, hints: told.extend("hint" for _ in hints))
+    await maker.make("generation")
+    operation = await submit(client, "cancel", "created:>0s")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"]) == ("succeeded", 1)
+    assert sorted(told) == ["admission", "cancelled", "hint"], "the hint is that of the job that tells the provider"
 
 
 async def test_jobs_with_limits_keys_and_scopes_are_retried_as_one_by_one(

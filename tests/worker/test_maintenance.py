@@ -702,6 +702,21 @@ async def test_schedules_that_are_due_at_once_all_fire_without_a_pause(
         assert await rows.connection.fetchval("SELECT count(*) FROM run") == made
 
 
+async def test_the_runs_of_all_schedules_are_announced_although_an_admission_after_them_fails(
+    duties: Duties, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_arguments: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(concurrency, "admit", fails)
+    await rows.connection.execute(_DUE_SCHEDULES.format(n=3))
+    with pytest.raises(ConnectionResetError):
+        await turn_of(duties, "schedules")
+    made = {row["job_id"] for row in await rows.connection.fetch("SELECT job_id FROM run")}
+    assert len(made) == 3
+    assert {(await rows.task(task))["job_id"] for task in heard.tasks} == made
+
+
 async def test_a_worker_pauses_while_others_fire_the_due_schedules(
     duties: Duties, rows: Rows, settings: Settings
 ) -> None:

@@ -21,8 +21,8 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 
 #: Seconds between two checks whether the heartbeat has confirmed the ownership of a task.
 _UNCONFIRMED_SECONDS = 0.02
-#: Seconds for which a claim waits while the database is away: without limit. If a claim gave up, the worker would keep
-#: the hint unacknowledged, and no worker would run the task.
+#: Seconds for which a claim waits while the database is away: without limit. If a claim gave up, the worker would
+#: acknowledge the hint, and the task would wait until a poll finds it.
 _PATIENCE = float("inf")
 
 

@@ -271,9 +271,10 @@ class Duties:
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             )
-            for fired in created_runs:  # `departed`: runs that left their places in the limits
+            for fired in created_runs:  # of all, before an admission fails, or waits for a limit that is locked
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
+            for fired in created_runs:  # `departed`: runs that left their places in the limits
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
         return 0.0 if has_more else None
 

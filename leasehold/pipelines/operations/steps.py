@@ -264,12 +264,11 @@ class _OperationAttempt:
             seconds = monotonic() - began
             self._size.record_batch(len(batch.job_ids), seconds)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
-            hints = list(outcome.hints)
+            count_ended_jobs(outcome.ended)
+            # The relay (a loop of the worker) would publish these hints, too, but twice a second, in bursts.
+            self._attempt.announce(outcome.hints)
             if outcome.limits:
-                hints += await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
-        # The relay (a loop of the worker) would publish these hints, too, but twice a second, in bursts.
-        self._attempt.announce(hints)
-        count_ended_jobs(outcome.ended)
+                self._attempt.announce(await concurrency.admit(connection, sorted(outcome.limits), outcome.departed))
         return None
 
     def _progress_after(self, batch: _Batch, outcome: Outcome) -> Progress:
