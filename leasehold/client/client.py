@@ -28,13 +28,12 @@ from leasehold.client.requests import (
 )
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, pieces
+from leasehold.client.waiting import HOLD_SECONDS, Waiting
 
 #: Opens the files of a form; the ExitStack closes them. Returns the options with which the HTTP library sends the form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long the API holds a request that waits for a change, in seconds. Then the client sends the request again.
-_WAIT_SECONDS = 20.0
 #: How long one try of a request may take: longer than the API holds any request.
 _REQUEST_SECONDS = 60.0
 
@@ -122,22 +121,17 @@ class Client:
         answers or not; up to 10 seconds later if the API keeps a connection open without an answer. Raises Unavailable
         if the API does not answer, and the client's own `timeout` ends first.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = Waiting(run_id, timeout, self._timeout)
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            seconds = _WAIT_SECONDS if left is None else min(_WAIT_SECONDS, left)
+            within = waiting.next_request()
             try:
-                run = self._send(calls.get_run(run_id, wait=seconds), None, left)
+                run = self._send(calls.get_run(run_id, wait=HOLD_SECONDS), None, within)
             except Unavailable as error:
-                if left is None or left >= self._timeout:
-                    raise
-                raise TimeoutError(
-                    f"it is unknown whether run {run_id} has ended after {timeout} s: {error}"
-                ) from error
-            if run.ended:
+                waiting.after_error(error)
+            pause = waiting.after_answer(run)
+            if pause is None:
                 return run
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"run {run_id} has not ended after {timeout} s: it is {run.status}")
+            time.sleep(pause)
 
     def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
         """Wait until the run has succeeded, and return {step: result}. Raises RunFailed, and as `wait`."""
@@ -273,7 +267,7 @@ class Client:
                     call.method,
                     call.path,
                     timeout=tries.request_seconds(_REQUEST_SECONDS),
-                    **options_of(call),
+                    **options_of(tries.next_call()),
                     **form_options,
                 )
             except httpx2.TransportError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -55,7 +56,9 @@ class Tries:
         self._unexplained = unexplained
         self._seconds = seconds
         self._is_waited_for = within is not None
-        self._deadline = monotonic() + seconds
+        now = monotonic()
+        self._deadline = now + seconds
+        self._waits_until = None if within is None else now + within
         self._failures = 0
         self._has_changed_cell = False
         self._may_be_done = False  # whether the API may have done an earlier try
@@ -65,6 +68,18 @@ class Tries:
         if not self._is_waited_for:
             return at_most
         return min(at_most, max(0.0, self._deadline - monotonic()) + _ANSWER_SECONDS)
+
+    def next_call(self) -> Call[Any]:
+        """The call as the next try sends it. With `within`, the API is asked to hold a request that waits for a change
+        (`wait`) no longer than the caller waits. It is held for at least half of _ANSWER_SECONDS less than
+        `request_seconds`, so that the answer comes in time.
+        """
+        if self._waits_until is None or "wait" not in self._call.params:
+            return self._call
+        now = monotonic()
+        longest = max(0.0, self._deadline - now) + _ANSWER_SECONDS / 2
+        wait = min(self._call.params["wait"], longest, max(0.0, self._waits_until - now))
+        return replace(self._call, params={**self._call.params, "wait": wait})
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""

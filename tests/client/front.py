@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -11,7 +12,8 @@ import httpx2
 from leasehold.runtime.gather import cancel_and_wait
 
 #: "lose": the API does the request, and its answer is lost. "break": the connection ends before the API has it.
-#: "silent": the connection stays, the API does not get the request, and no answer comes.
+#: "silent": the connection stays, the API does not get the request, and no answer comes. "hasty": a proxy drops the
+#: parameter `wait`, so that the answer comes at once.
 QUIET_SECONDS = 0.8
 REFUSALS = {
     "503": (503, b'{"code":"database_unavailable","detail":"away"}', "0"),
@@ -74,7 +76,8 @@ class Front:
             return
         for name in ("host", "content-length", "transfer-encoding", "connection"):
             headers.pop(name, None)
-        async with self._http.stream(method, path, headers=headers, content=body) as answer:
+        path_sent = re.sub(r"(?<=[?&])wait=[^&]*", "", path) if failure == "hasty" else path
+        async with self._http.stream(method, path_sent, headers=headers, content=body) as answer:
             if failure == "lose":
                 await answer.aread()
                 return

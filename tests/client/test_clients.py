@@ -220,6 +220,52 @@ async def test_who_waits_for_a_run_hears_in_time_that_the_api_does_not_answer(
         await api.do("wait", made.id, timeout=SECONDS)
 
 
+async def test_who_waits_for_longer_than_the_clients_own_timeout_hears_that_the_run_has_not_ended(
+    api: Either, front: Front, outside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API was asked to hold the request for longer than the client waited for its answer."""
+    monkeypatch.setattr("leasehold.client.retrying._ANSWER_SECONDS", 1.0)
+    made = await api.do("submit", outside)
+    api.made._timeout = 0.3
+    front.seen = []
+    with pytest.raises(TimeoutError, match="has not ended"):
+        await api.do("wait", made.id, timeout=2.0)
+    # A request takes at most 0.3 s + the second for its answer. The API holds it for half a second less.
+    assert 0.5 < max(waits_of(front)) <= 0.8
+
+
+async def test_the_api_holds_a_repeated_request_no_longer_than_its_caller_waits(
+    api: Either, front: Front, outside: str
+) -> None:
+    made = await api.do("submit", outside)
+    front.seen, front.failures = [], ["503", "503"]
+    with pytest.raises(TimeoutError, match="has not ended"):
+        await api.do("wait", made.id, timeout=1.0)
+    first, second, third = waits_of(front)[:3]
+    # Before the second request is a pause of at least 0.1 s, and before the third one of 0.2 s.
+    assert 1.0 >= first >= second + 0.1
+    assert second >= third + 0.2
+
+
+async def test_a_run_is_not_asked_for_without_a_pause_if_each_answer_comes_at_once(
+    api: Either, front: Front, outside: str, maker: Maker
+) -> None:
+    """As behind a proxy that drops the parameter `wait`."""
+    made = await api.do("submit", outside)
+    front.seen, front.failures = [], ["hasty"] * 10_000
+    with pytest.raises(TimeoutError, match="has not ended"):
+        await api.do("wait", made.id, timeout=1.0)
+    assert 3 <= len(front.seen) <= 8
+    waiting = asyncio.create_task(api.do("wait", made.id))
+    await maker.succeed(made.id)
+    assert (await waiting).ended
+
+
+def waits_of(front: Front) -> list[float]:
+    """For how many seconds each request has asked the API to wait."""
+    return [float(path.partition("wait=")[2]) for _, path, _ in front.seen]
+
+
 async def test_a_run_is_waited_for_and_its_result_returned(
     api: Either, outside: str, maker: Maker, rows: Connection
 ) -> None:

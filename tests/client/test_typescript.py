@@ -437,6 +437,63 @@ async def test_who_waits_for_a_job_hears_in_time_that_the_api_does_not_answer() 
     assert out.decode().splitlines() == ["Unavailable true"] * 9
 
 
+#: Waits for jobs that do not end, by the script's clock, and prints how each wait ended and for how many seconds each
+#: request has asked the API to hold it. The API holds it so long, or answers at once as behind a proxy.
+HOLDS = f"""
+import {{ mock }} from "node:test";
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+mock.timers.enable({{ apis: ["Date", "setTimeout"] }});
+const turn = () => new Promise((resolve) => setImmediate(resolve));
+Math.random = () => 1; // the pauses are 0.2 s, 0.4 s, ...
+AbortSignal.timeout = (milliseconds) => {{
+  const over = new AbortController();
+  setTimeout(() => over.abort(new DOMException("over", "TimeoutError")), milliseconds);
+  return over.signal;
+}};
+const asked = async (timeout, within, answer) => {{
+  const waits = [];
+  const fetch = (url, {{ signal }}) =>
+    new Promise((resolve, reject) => {{
+      const wait = Number(url.searchParams.get("wait"));
+      waits.push(wait);
+      signal.addEventListener("abort", () => reject(signal.reason));
+      const [seconds, status, job] = answer(wait, waits.length);
+      setTimeout(() => resolve(new Response(JSON.stringify(job), {{ status }})), seconds * 1000);
+    }});
+  const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout, fetch }});
+  let outcome;
+  leasehold.wait("j", {{ timeout: within }}).catch((error) => (outcome = error.message));
+  while (outcome === undefined) {{
+    await turn();
+    mock.timers.tick(10);
+  }}
+  console.log(JSON.stringify([outcome, waits]));
+}};
+const job = {{ id: "j", status: "running" }};
+await asked(5, 100, (wait) => [wait, 200, job]);
+await asked(60, 30, (wait, n) => (n === 1 ? [14, 503, {{}}] : [wait, 200, job]));
+await asked(60, 20, (wait, n) => [0, 200, {{ ...job, outputs: [{{ url: n }}] }}]);
+await asked(60, 20, (wait, n) => [0, 200, {{ ...job, started: n > 5 }}]);
+await asked(60, 20, (wait, n) => [1, 200, job]);
+await asked(60, 20, (wait, n) => [0, 200, {{ ...job, tags: {{ n }} }}]);
+process.exit();
+"""
+
+
+@needs_node
+async def test_the_api_holds_the_requests_of_a_wait_as_long_as_the_client_waits_for_their_answers() -> None:
+    async with asyncio.timeout(60):
+        out = await evaluated(HOLDS)
+    outcomes, waits = zip(*map(json.loads, out.decode().splitlines()), strict=True)
+    assert outcomes == tuple(f"job j has not ended after {seconds} s" for seconds in (100, 30, 20, 20, 20, 20))
+    short, failed, hasty, changed_once, slow, changing = waits
+    assert (short[0], max(short)) == (10, 10)  # a try lasts for at most 15 s, of which 5 s are left for the answer
+    assert (failed[0], failed[1] < 16) == (20, True)
+    assert (len(hasty), len(changed_once)) == (9, 14)  # the pauses grow; after a change they begin anew
+    assert 18 <= len(slow) <= 20  # without a pause: the answers take a second
+    assert len(changing) > 1000
+
+
 #: Reads the results of two runs.
 READS_RESULTS = f"""
 import {{ Leasehold }} from "{FOLDER / "src/index.js"}";

@@ -207,7 +207,8 @@ export class Leasehold {
     /**
      * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
      * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try. `within`:
-     * the seconds for which the caller waits, if that is shorter than the client's timeout.
+     * the seconds for which the caller waits, if that is shorter than the client's timeout. With it the API is asked to hold a
+     * request with `wait` no longer than the caller waits, and so that the answer comes before the end of the try.
      * @param {string} method
      * @param {string} path
      * @param {RequestOptions} [options]

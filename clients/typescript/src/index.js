@@ -31,7 +31,10 @@ const AWAY = new Set([502, 503, 504]);
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT", "UND_ERR_REQ_CONTENT_LENGTH_MISMATCH"]);
 const FIRST_PAUSE = 200;
 const LAST_PAUSE = 10_000;
+/** How long the API holds a request that waits for a change. Then the client sends the request again. */
 const WAIT_SECONDS = 20;
+/** An answer that takes fewer milliseconds has come at once: the API has not held its request. */
+const AT_ONCE = 500;
 /** The API's answer about a job has at most so many steps. */
 const MOST_STEPS = 1_000;
 /** How long one try of a request may take: longer than the API holds any request. */
@@ -211,12 +214,22 @@ export class Leasehold {
    */
   async wait(id, { timeout = Infinity } = {}) {
     const until = Date.now() + timeout * 1000;
+    const query = { wait: WAIT_SECONDS };
+    /** The job as the last answer described it, and the answers in a row that came at once and said nothing new. */
+    let before = "";
+    let idle = 0;
     for (;;) {
-      const left = Math.max(0, (until - Date.now()) / 1000);
-      const query = { wait: Math.min(WAIT_SECONDS, left) };
-      const job = await this.request("GET", `/v1/jobs/${encodeURIComponent(id)}`, { query, safe: true, within: left });
+      const sentAt = Date.now();
+      const within = Math.max(0, (until - sentAt) / 1000);
+      const job = await this.request("GET", `/v1/jobs/${encodeURIComponent(id)}`, { query, safe: true, within });
       if (ENDED.has(job.status)) return job;
-      if (Date.now() >= until) throw new Unavailable(`job ${id} has not ended after ${timeout} s`, undefined);
+      const now = Date.now();
+      if (now >= until) throw new Unavailable(`job ${id} has not ended after ${timeout} s`, undefined);
+      const seen = JSON.stringify({ ...job, outputs: undefined }); // the links of outputs differ from answer to answer
+      // A proxy may drop `wait`, and an API that stops holds no request.
+      if (seen === before && now - sentAt < AT_ONCE) await sleep(Math.min(pauseAfter(idle++), until - now), undefined);
+      else idle = 0;
+      before = seen;
     }
   }
 
@@ -286,7 +299,8 @@ export class Leasehold {
   /**
    * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
    * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try. `within`:
-   * the seconds for which the caller waits, if that is shorter than the client's timeout.
+   * the seconds for which the caller waits, if that is shorter than the client's timeout. With it the API is asked to hold a
+   * request with `wait` no longer than the caller waits, and so that the answer comes before the end of the try.
    * @param {string} method
    * @param {string} path
    * @param {RequestOptions} [options]
@@ -298,10 +312,17 @@ export class Leasehold {
     const { within = Infinity } = options;
     const repeatable = Boolean(options.keyed || options.safe);
     const tries = new Tries(Math.min(this.#timeout, within * 1000), repeatable, key, options.signal, within !== Infinity);
+    const until = Date.now() + within * 1000;
+    const wait = Number(options.query?.["wait"]); // NaN: the API does not hold the request
+    const sendNext = () => {
+      if (within === Infinity) return send(withTimeout(options.signal, TRY));
+      const held = Math.min(wait, Math.max(0, until - Date.now()) / 1000, (tries.left + ANSWER / 2) / 1000);
+      return send(withTimeout(options.signal, tries.left + ANSWER), Number.isNaN(held) ? {} : { wait: held });
+    };
     for (;;) {
       let answer;
       try {
-        answer = await tries.judge(() => send(withTimeout(options.signal, within === Infinity ? TRY : tries.left + ANSWER)));
+        answer = await tries.judge(sendNext);
       } catch (error) {
         if (!options.done || !tries.mayBeDone || !(error instanceof ApiError) || error.code !== options.done.code) throw error;
         // A key that may change the job may not read it: then the refusal is all that the API says.
@@ -314,12 +335,12 @@ export class Leasehold {
   }
 
   /**
-   * A function that sends the request. Throws TypeError at once for what cannot be sent, such as a key that no header can
-   * hold: fetch throws the same error for a lost connection, and then the request is tried again.
+   * A function that sends the request, with these changes of its query. Throws TypeError at once for what cannot be sent, such
+   * as a key that no header can hold: fetch throws the same error for a lost connection, and then the request is tried again.
    * @param {string} method
    * @param {string} path
    * @param {RequestOptions} options
-   * @returns {(signal: AbortSignal | undefined) => Promise<Response>}
+   * @returns {(signal: AbortSignal | undefined, changes?: RequestOptions["query"]) => Promise<Response>}
    */
   #sender(method, path, { query = {}, body, key, headers = {} }) {
     const all = new Headers({ Authorization: `Bearer ${this.#key}`, ...headers });
@@ -327,14 +348,14 @@ export class Leasehold {
     if (body !== undefined) all.set("Content-Type", "application/json");
     const fixed = { method, headers: all, ...(body === undefined ? {} : { body: JSON.stringify(body) }) };
     this.#addressOf(path, query);
-    /** @param {AbortSignal | undefined} signal */
-    const sendOnce = (signal) =>
-      this.#fetch(this.#addressOf(path, query), { ...fixed, ...(signal === undefined ? {} : { signal }) });
-    return async (signal) => {
-      const answer = await sendOnce(signal);
+    /** @type {(signal: AbortSignal | undefined, changes: RequestOptions["query"]) => Promise<Response>} */
+    const sendOnce = (signal, changes) =>
+      this.#fetch(this.#addressOf(path, { ...query, ...changes }), { ...fixed, ...(signal === undefined ? {} : { signal }) });
+    return async (signal, changes) => {
+      const answer = await sendOnce(signal, changes);
       if (answer.status !== WRONG_CELL || !this.#followCell(answer.headers.get("Leasehold-Cell-Address"))) return answer;
       await answer.body?.cancel();
-      return sendOnce(signal);
+      return sendOnce(signal, changes);
     };
   }
 

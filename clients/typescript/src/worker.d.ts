@@ -161,7 +161,8 @@ export class ExternalWorker {
     id: string;
     /**
      * Work until `signal` is aborted; then stop the handler and give its task back. While the API does not answer, or has no
-     * room, wait and try again. Wait also after a task that the API does not let this worker settle. Rejects with ApiError if the
+     * room, wait and try again. Wait also after a task that the API does not let this worker settle, and after an empty answer
+     * that came before a claim had waited. Rejects with ApiError if the
      * API refuses the key or the queues, and if it refuses all settlements of three tasks in a row. For example, a proxy lets only
      * the claims through: the worker would run each task of the queue for nothing.
      * @param {Handler} handle
