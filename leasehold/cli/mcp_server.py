@@ -7,7 +7,7 @@ lacks the scope: the server can do what the key can do, and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
@@ -17,7 +17,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
-from leasehold.client import AsyncClient, ClientError
+from leasehold.client import AsyncClient, ClientError, calls
+from leasehold.client.calls import Listing
 
 P = ParamSpec("P")  # the parameters of a tool
 T = TypeVar("T")  # its result
@@ -36,6 +37,9 @@ _DESTRUCTIVE = ToolAnnotations(read_only_hint=False, destructive_hint=True, open
 _PATIENCE_SECONDS = 20.0
 JobId = Annotated[str, Field(description="The id of a job of any kind, such as a run.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
+Cursor = Annotated[str | None, Field(description="The `next_cursor` of the answer before, to go on after it.")]
+#: The most pages that a tool reads for one answer. A page of a search reads up to 10,000 rows, and may find nothing.
+_MAX_PAGES = 5
 
 
 def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
@@ -78,14 +82,19 @@ def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
     return with_tool_errors
 
 
-async def _first(objects: AsyncIterator[BaseModel], limit: int) -> list[dict[str, Any]]:
-    """The first `limit` objects, as JSON."""
-    answers: list[dict[str, Any]] = []
-    async for item in objects:
-        answers.append(_as_json(item))
-        if len(answers) == limit:
+async def _first(client: AsyncClient, listing: Listing[Any], limit: int, cursor: str | None) -> dict[str, Any]:
+    """The answer of a tool that lists: the first `limit` objects after `cursor`, as JSON. A search that finds little
+    ends after _MAX_PAGES. `next_cursor` continues it, and `searched_back_to` says how far it came.
+    """
+    items: list[dict[str, Any]] = []
+    for _ in range(_MAX_PAGES):
+        page = await client.send(listing.page(cursor, limit=limit - len(items)))
+        items += map(_as_json, page.items)
+        cursor = page.next_cursor
+        if cursor is None or len(items) >= limit:
             break
-    return answers
+    rest = {"next_cursor": cursor, "searched_back_to": page.searched_back_to}
+    return {listing.items: items} | {name: value for name, value in rest.items() if value is not None}
 
 
 def _as_json(item: BaseModel) -> dict[str, Any]:
@@ -100,12 +109,14 @@ class _ReadTools:
         self,
         query: str = "",
         limit: Limit = 20,
-    ) -> list[dict[str, Any]]:
+        cursor: Cursor = None,
+    ) -> dict[str, Any]:
         """Find jobs of every kind, the newest first. The terms of `query`, all of which must hold: kind:run
         status:failed template:report queue:mail code:step_timeout tag.customer:7 created:<1h waited:>10m.
-        Needs the scope jobs:read.
+        An answer with `next_cursor` is not the whole list, even if it has no jobs: go on with it as `cursor`.
+        `searched_back_to`: older jobs were not searched yet. Needs the scope jobs:read.
         """
-        return await _first(self._client.jobs(query), limit)
+        return await _first(self._client, calls.jobs(query), limit, cursor)
 
     async def get_job(self, job_id: JobId) -> dict[str, Any]:
         """Read a job: its status, parameters, steps, errors, outputs and results. Needs the scope jobs:read."""
@@ -132,11 +143,18 @@ class _ReadTools:
         return _as_json(page)
 
     async def list_dead_letters(
-        self, template: str | None = None, code: str | None = None, fingerprint: str | None = None, limit: Limit = 20
-    ) -> list[dict[str, Any]]:
-        """List steps that failed for good, the latest first. Needs the scope jobs:read."""
-        letters = self._client.dead_letters(template=template, code=code, fingerprint=fingerprint)
-        return await _first(letters, limit)
+        self,
+        template: str | None = None,
+        code: str | None = None,
+        fingerprint: str | None = None,
+        limit: Limit = 20,
+        cursor: Cursor = None,
+    ) -> dict[str, Any]:
+        """List steps that failed for good, the latest first. An answer with `next_cursor` is not the whole list, even
+        if it has no dead letters: go on with it as `cursor`. Needs the scope jobs:read.
+        """
+        letters = calls.dead_letters(template=template, code=code, fingerprint=fingerprint)
+        return await _first(self._client, letters, limit, cursor)
 
     async def dead_letter_groups(self, limit: Limit = 20) -> list[dict[str, Any]]:
         """Group the latest dead letters by their cause, with counts. Needs the scope jobs:read."""

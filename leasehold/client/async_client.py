@@ -54,9 +54,10 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         listing, cursor = make(*args, **kwargs), None
         while True:
-            items, cursor = await self.send(listing.page(cursor))
-            for item in items:
+            page = await self.send(listing.page(cursor))
+            for item in page.items:
                 yield item
+            cursor = page.next_cursor
             if cursor is None:
                 return
 

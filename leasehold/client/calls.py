@@ -91,6 +91,18 @@ class Call(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A page of a list. It may have few items, or none, although a page follows. `next_cursor`: the cursor of the next
+    page; None: this is the last page. `searched_back_to`: a search has ended the page early, and has not searched the
+    jobs that were made at this instant (ISO 8601) or before; None: it has not ended early.
+    """
+
+    items: list[T]
+    next_cursor: str | None
+    searched_back_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
     """A list that the API answers page by page. `items`: the field of the answer that has the items of the page."""
 
@@ -99,12 +111,16 @@ class Listing(Generic[T]):
     parse: Callable[[Any], T]
     params: Json
 
-    def page(self, cursor: str | None) -> Call[tuple[list[T], str | None]]:
-        def parse(answer: Any) -> tuple[list[T], str | None]:
-            # An API of an earlier release answers some lists with all items, and no cursor.
-            return [self.parse(item) for item in answer[self.items]], answer.get("next_cursor")
+    def page(self, cursor: str | None, *, limit: int | None = None) -> Call[Page[T]]:
+        """The page after `cursor`; None: the first page. `limit`: the most items; None: as many as `params` has."""
 
-        return _get(self.path, parse, **self.params, cursor=cursor)
+        def parse(answer: Any) -> Page[T]:
+            # An API of an earlier release answers some lists with all items, and no cursor.
+            items = [self.parse(item) for item in answer[self.items]]
+            return Page(items, answer.get("next_cursor"), answer.get("searched_back_to"))
+
+        params = self.params if limit is None else {**self.params, "limit": limit}
+        return _get(self.path, parse, **params, cursor=cursor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,9 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], It
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         listing, cursor = make(*args, **kwargs), None
         while True:
-            items, cursor = self.send(listing.page(cursor))
-            yield from items
+            page = self.send(listing.page(cursor))
+            yield from page.items
+            cursor = page.next_cursor
             if cursor is None:
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from importlib.metadata import version
@@ -15,7 +16,11 @@ from mcp import StdioServerParameters
 from typer.testing import CliRunner
 
 from leasehold.app.dev_file import dev_file
+from leasehold.cli import mcp_server
 from leasehold.cli.main import app
+from leasehold.cli.mcp_server import server_of
+from leasehold.client import AsyncClient
+from leasehold.db import job_lists, job_reads
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.transitions.logs import LogChunk
@@ -72,6 +77,61 @@ async def test_its_tools_read_and_none_of_them_writes(maker: Maker, running: Run
         unknown = await mcp.call_tool("cancel_job", {"job_id": str(job_id)})
         assert unknown.is_error
     assert await rows.fetchval("SELECT cancel FROM job WHERE id = $1", job_id) is None
+
+
+async def test_a_search_that_finds_little_ends_after_some_pages_and_says_how_to_go_on(
+    maker: Maker, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the tenant's whole history."""
+    made = [str(await maker.make("run", payload={"n": n, "all": 1})) for n in range(5)]
+    monkeypatch.setattr(job_lists, "MAX_SEARCHED", 1)
+    monkeypatch.setattr(mcp_server, "_MAX_PAGES", 2)
+    key = await create_key(rows, tenant_id="acme", client_id="mcp", scopes=("jobs:read", "runs:read"))
+    async with asyncio.timeout(60), AsyncClient(running.url, key.text) as client:
+        server = server_of(client, allow_writes=False)
+        async with McpClient(server) as mcp:
+            answers = await all_answers(mcp, "list_jobs", {"query": "payload./n:0"})
+            assert [ids_of(answer) for answer in answers] == [[], [], made[:1]]
+            (every,) = await all_answers(mcp, "list_jobs", {})
+            created_at = [job["created_at"] for job in reversed(every["jobs"])]
+            # Each answer names the first job that it has not searched: after two pages of one job each, the third.
+            assert [answer.get("searched_back_to") for answer in answers] == [created_at[2], created_at[0], None]
+            pages = await all_answers(mcp, "list_jobs", {"query": "kind:run", "limit": 2})
+            assert [ids_of(answer) for answer in pages] == [made[:2:-1], made[2:0:-1], made[:1]]
+            assert all("searched_back_to" not in answer for answer in pages)
+            monkeypatch.setattr(job_lists, "MAX_SEARCHED", 2)
+            pages = await all_answers(mcp, "list_jobs", {"query": "payload./all:1", "limit": 3})
+            assert [ids_of(answer) for answer in pages] == [made[:1:-1], made[1::-1]]
+
+
+async def test_a_search_for_dead_letters_ends_after_some_pages_and_says_how_to_go_on(
+    maker: Maker, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = [await maker.make("run") for _ in range(5)]
+    for number, job_id in enumerate(failed):
+        await maker.fail(job_id, "common" if number else "rare")
+    monkeypatch.setattr(job_reads, "MAX_SEARCHED", 1, raising=False)
+    monkeypatch.setattr(mcp_server, "_MAX_PAGES", 2)
+    key = await create_key(rows, tenant_id="acme", client_id="mcp", scopes=("jobs:read", "runs:read"))
+    async with asyncio.timeout(60), AsyncClient(running.url, key.text) as client:
+        server = server_of(client, allow_writes=False)
+        async with McpClient(server) as mcp:
+            answers = await all_answers(mcp, "list_dead_letters", {"code": "rare"})
+    found = [[letter["job_id"] for letter in answer["dead_letters"]] for answer in answers]
+    assert found == [[], [], [str(failed[0])]]
+
+
+async def all_answers(mcp: McpClient, tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of a tool that lists: each goes on where the one before has ended."""
+    answers = [json.loads(text_of(await mcp.call_tool(tool, arguments)))]
+    while "next_cursor" in answers[-1]:
+        arguments = arguments | {"cursor": answers[-1]["next_cursor"]}
+        answers.append(json.loads(text_of(await mcp.call_tool(tool, arguments))))
+    return answers
+
+
+def ids_of(answer: dict[str, Any]) -> list[str]:
+    return [job["id"] for job in answer["jobs"]]
 
 
 async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running: Running, rows: Connection) -> None:
