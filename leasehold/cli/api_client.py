@@ -80,7 +80,7 @@ class ApiClient:
     def __init__(self, url: str, key: str) -> None:
         # The timeout is longer than the API takes for any request, so that a slow answer does not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
-        self._is_away = False  # whether `pause_for` has said so, and no answer has come since then
+        self._is_away = False  # whether `_pause` has said so, and no answer has come since then
 
     def __enter__(self) -> Self:
         return self
@@ -104,9 +104,13 @@ class ApiClient:
         """Pause before a request is sent again that may be tried for ever. Print to stderr why the command waits: once,
         until the API has answered again, which is printed, too.
         """
+        self._pause(error, "until the API answers")
+
+    def _pause(self, error: Interrupted, how_long: str) -> None:
+        """As `pause_for`. `how_long`: for how long the request is sent again."""
         if not self._is_away:
             self._is_away = True
-            _print_to_stderr(f"{full_stop(str(error))} Trying again until the API answers.")
+            _print_to_stderr(f"{full_stop(str(error))} Trying again {how_long}.")
         time.sleep(error.pause_seconds)
 
     def _record_answer(self) -> None:
@@ -127,8 +131,9 @@ class ApiClient:
         """POST a request that makes something, with an idempotency key: the API does it once, however often it is sent.
         `key`: the caller's own; None: a new one.
 
-        If the API may have done the request, but its answer is lost, this sends the request again for _REPEAT_SECONDS.
-        Then it raises Interrupted, whose message has the key. Raises ClientError for a key that no request can have.
+        If the API may have done the request, but its answer is lost, this sends the request again for _REPEAT_SECONDS,
+        and prints that to stderr, as `pause_for` does. Then it raises Interrupted, whose message has the key. Raises
+        ClientError for a key that no request can have.
         """
         call = Call("POST", path, dict, keyed=True, key=key).with_key()
         deadline = monotonic() + _REPEAT_SECONDS
@@ -144,7 +149,7 @@ class ApiClient:
                     option = f"--idempotency-key {shlex.quote(call.headers['Idempotency-Key'])}"
                     advice = f"The request may be done. Try again with {option}: then nothing is done twice"
                     raise Interrupted(f"{full_stop(str(error))} {advice}") from error
-                time.sleep(error.pause_seconds)
+                self._pause(error, f"for up to {_REPEAT_SECONDS:g} s")
 
     def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._request("PATCH", path, json=body)

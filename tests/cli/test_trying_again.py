@@ -63,6 +63,10 @@ async def test_a_run_is_started_once_whatever_the_network_does(
     runs = await rows.fetchval("SELECT count(*) FROM run")
     submitted = await cli(*SUBMIT, failures=failures)
     assert submitted.exit_code == 0, submitted.output
+    # It does not wait without a word. Its stdout is for scripts.
+    assert submitted.stderr.count("Trying again for up to 20 s.") == 1
+    assert submitted.stderr.count("The API answers again.") == 1
+    assert "again" not in submitted.stdout
     assert await rows.fetchval("SELECT count(*) FROM run") == runs + 1
     assert len(cli.keys()) == len(failures) + 1
     (key,) = set(cli.keys())
