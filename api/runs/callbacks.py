@@ -12,9 +12,10 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.process import deadline
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.webhooks import Owner
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, OneConnection
 from leasehold.db.idempotency import fingerprint
 from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret, secret_text
@@ -42,8 +43,11 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
         return Answer(HTTPStatus.OK, encoded({"created_at": row["created_at"]}))
 
     request_hash = fingerprint(b"POST /v1/callbacks/secret")
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    # The secret is read from the row, because a stored answer has no secret.
+    # One connection writes and reads: after a failover, another may still lead to the old primary, which does not have
+    # the new secret.
     async with services.pool.acquire() as connection:
+        answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
+        deadline.current().lift()  # the client must get the secret of what is committed
+        # The secret is read from the row, because a stored answer has no secret.
         newest_secret = sealing.open((await callbacks.find(connection, caller.tenant_id))["secrets"][0])
     return json_response(orjson.loads(answer.body) | {"secret": secret_text(newest_secret)}, answer.status_code)

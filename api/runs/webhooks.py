@@ -254,6 +254,7 @@ async def rotate_secret(
     request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
+        deadline.current().lift()  # the client must get the secret of what is committed
         return await _with_secret(services, connection, caller, answer)
 
 

@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from leasehold.api.auth.audit import record
 from leasehold.api.process import deadline
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
@@ -43,7 +44,9 @@ from leasehold.security.credentials import create_key
 from leasehold.security.egress import Answer, Egress, EgressRefused
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
+from leasehold.transitions.callbacks import find as find_callback_secret
 from leasehold.transitions.webhooks import disable, dispatch, watch
+from leasehold.transitions.webhooks import find as find_webhook
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving, value_of
 from tests.api.media_api import problem
@@ -730,7 +733,8 @@ async def test_a_new_secret_is_answered_also_when_another_connection_still_leads
     client: Client, receiver: Receiver, rows: Connection, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old primary is a connection whose snapshot is older than the write: the next that the request would get."""
-    is_written, acquire = "SELECT coalesce(sum(cardinality(secrets)), 0)::int FROM webhook", TenantPool.acquire
+    secrets = "(SELECT secrets FROM webhook UNION ALL SELECT secrets FROM callback_secret) AS t"
+    is_written, acquire = f"SELECT coalesce(sum(cardinality(secrets)), 0)::int FROM {secrets}", TenantPool.acquire
     old = await connect(running.services.settings, "tests")
     writing = [0]
 
@@ -743,12 +747,38 @@ async def test_a_new_secret_is_answered_also_when_another_connection_still_leads
     async with old.transaction(isolation="repeatable_read"):
         await old.execute("SELECT 1")
         hook = await subscribe(client, receiver.url)
-    writing[0] = 1
-    async with old.transaction(isolation="repeatable_read"):
-        await old.execute("SELECT 1")
-        rotated = (await client.post(f"/v1/webhooks/{hook['id']}/rotate")).json()
-    assert rotated["secret"] != hook["secret"]
+    made = [hook]
+    for path in (f"/v1/webhooks/{hook['id']}/rotate", "/v1/callbacks/secret", "/v1/callbacks/secret"):
+        writing[0] = await rows.fetchval(is_written)
+        async with old.transaction(isolation="repeatable_read"):
+            await old.execute("SELECT 1")
+            answer = await client.post(path)
+        assert answer.is_success, answer.text
+        made.append(answer.json())
+    assert len({each["secret"] for each in made}) == 4
     await old.close()
+
+
+async def test_a_rotation_that_is_committed_is_answered_however_much_of_its_time_is_over(
+    client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would know the new secret, and a further rotation drops the one that the receivers know."""
+    hook = await subscribe(client, receiver.url)
+    has_limit = list[bool]()
+
+    def looking(act: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def look(*arguments: Any, **details: Any) -> Any:
+            has_limit.append(deadline.current()._seconds_left is not None)
+            return await act(*arguments, **details)
+
+        return look
+
+    for module, find in (("webhooks", find_webhook), ("callbacks", find_callback_secret)):
+        monkeypatch.setattr(f"leasehold.api.runs.{module}.record", looking(record))
+        monkeypatch.setattr(f"leasehold.transitions.{module}.find", looking(find))
+    for path in (f"/v1/webhooks/{hook['id']}/rotate", "/v1/callbacks/secret"):
+        assert (await client.post(path)).is_success
+    assert has_limit == [True, False] * 2  # the write is in time, and the read has all the time that it needs
 
 
 def test_sealing_keys_rotate_and_damage_is_found(settings: Settings) -> None:
