@@ -22,7 +22,7 @@ from leasehold.api.jobs.schemas import BulkReplayRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
-from leasehold.domain.sentences import counted
+from leasehold.domain.sentences import counted, full_stop
 
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
@@ -91,13 +91,13 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
 
     async def act() -> Outcome:
         answer = content_of(await endpoints.replay_many(request, body, caller))
-        replayed_ids, refusals = answer["replayed"], answer["refused"]
+        replayed_ids, refusals, left = answer["replayed"], answer["refused"], answer.get("left")
         if canary and replayed_ids:
             return Outcome(f"/jobs/{replayed_ids[0]}", "This job runs again, as a trial of its group.")
-        sentence = f"{counted(len(replayed_ids), 'job runs', 'jobs run')} again."
-        return Outcome(
-            "/dead-letters", with_refusals(sentence, refusals), good=not refusals, has_acted=bool(replayed_ids)
-        )
+        sentence = with_refusals(f"{counted(len(replayed_ids), 'job runs', 'jobs run')} again.", refusals)
+        if left is not None:  # the next press retries them
+            sentence = f"{full_stop(sentence)} {counted(left['jobs'], 'is', 'are')} left: {left['detail']}"
+        return Outcome("/dead-letters", sentence, good=not refusals and left is None, has_acted=bool(replayed_ids))
 
     return await act_once(request, caller, form, act)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
 from time import monotonic
@@ -21,20 +22,22 @@ from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, once_over_transactions
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import json_response, publish_run_effects
+from leasehold.api.http.responses import encoded, json_response, publish_run_effects
 from leasehold.api.jobs.access import JobAccess, access_of, check_retry, params_of_retry
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.process.tenant_pool import BULK_SECONDS, in_time
+from leasehold.api.process.tenant_pool import BULK_SECONDS, NOT_TRIED, NotInTime, in_time
 from leasehold.db import job_reads
 from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint as fingerprint_of
 from leasehold.db.job_reads import DeadLetterFilter, Row
-from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, TooMany, Unavailable
+from leasehold.domain.errors import Conflict, Forbidden, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.kind import RUN
 from leasehold.transitions.runs import CreatedRun
 
@@ -139,32 +142,52 @@ async def largest_groups(
     summary="Replay the dead letters that match a filter",
     description="`refused` names the jobs that cannot be replayed now, each with its code: another run has the same "
     "scope or dedupe key (`same_scope_running`, `same_key_running`), or the template was deleted. The others are "
-    "replayed, until a limit of the tenant is full or half a minute has passed: the jobs after that are not tried, and "
-    "neither list names them. A job that somebody else has locked for long is refused with `database_unavailable`. "
-    "With `canary` only the latest is replayed.",
+    "replayed, until a limit of the tenant is full, such as its rate, or half a minute has passed. `left` then has the "
+    "number of the `jobs` after that, and the `code` and the `detail` of the reason; neither list names these jobs. "
+    "Send the request again, with another Idempotency-Key, to replay them. A job that somebody else has locked for "
+    "long is refused with `database_unavailable`. With `canary` only the latest is replayed.",
     status_code=202,
     responses=problems({
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
     }),
 )  # fmt: skip
-async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer) -> Response:
+async def replay_many(
+    request: Request, body: BulkReplayRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
     if not (body.fingerprint or body.template or body.code):
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
     letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
-    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once.
-    async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
+    replays = _Replays()  # stays empty if an earlier answer is repeated
+
+    async def work() -> Answer:
         limit = 1 if body.canary else body.limit
-        rows = await _latest(connection, caller.tenant_id, letter_filter, body.fingerprint, limit)
-        job_ids = [*dict.fromkeys(row["job_id"] for row in rows)]
-        async with connection.transaction():
-            limit_headers = await services.admission.charge(connection, caller.payer, len(job_ids))
-        replayed, refused = await _replay_each(services, connection, caller, job_ids)
-    for effects in replayed:
+        async with services.pool.acquire() as connection:
+            rows = await _latest(connection, caller.tenant_id, letter_filter, body.fingerprint, limit)
+        await _replay_each(services, caller, [*dict.fromkeys(row["job_id"] for row in rows)], replays)
+        answer = {"replayed": [effects.id for effects in replays.replayed], "refused": replays.refused}
+        return Answer(HTTPStatus.ACCEPTED, encoded(answer | ({"left": replays.left} if replays.left else {})))
+
+    request_hash = fingerprint_of(b"POST /v1/dead-letters/replay", body.model_dump_json().encode())
+    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once.
+    async with services.bulk.turn(caller.tenant_id):
+        answer = await once_over_transactions(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    for effects in replays.replayed:
         await publish_run_effects(services, effects)
-    replayed_ids = [effects.id for effects in replayed]
-    return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
+    return json_response(answer.body, answer.status_code, replays.limit_headers)
+
+
+@dataclass(slots=True)
+class _Replays:
+    """What a bulk replay has done: the replayed jobs, the refusals as JSON, and the RateLimit headers. `left`: how many
+    jobs were not replayed because a limit is full or the time was over, and which, as JSON; None: no job is left.
+    """
+
+    replayed: list[CreatedRun] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    left: dict[str, Any] | None = None
+    limit_headers: dict[str, str] = field(default_factory=dict)
 
 
 async def _latest(
@@ -185,79 +208,73 @@ async def _latest(
     return rows
 
 
-async def _replay_each(
-    services: Services, connection: Connection, caller: Caller, job_ids: Sequence[UUID]
-) -> tuple[list[CreatedRun], list[dict[str, Any]]]:
-    """Replay the jobs of a request, each in a separate transaction. The request was charged for all jobs. This function
-    refunds the charge for jobs that were not replayed. Returns the replayed jobs, and the refusals as JSON.
+async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUID], replays: _Replays) -> None:
+    """Replay the jobs of a request, each in a transaction and on a connection of its own, and write to `replays` what
+    became of them. Each replayed job is charged by itself.
 
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
-    replayed. The job at the full limit and the jobs after it are in neither result. If no job was replayed before,
-    raises TooMany.
+    replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
     A job that PostgreSQL does not write in time is refused. If no job was replayed, raises Unavailable after such a
-    job. After BULK_SECONDS, this function tries no further job: those jobs are in neither result.
+    job. After BULK_SECONDS, this function tries no further job: those jobs are left.
     """
-    replayed: list[CreatedRun] = []
-    refused: list[dict[str, Any]] = []
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
-    try:
-        for index, job_id in enumerate(job_ids):
-            if index and monotonic() > ends_at:
-                break
-            try:
-                with in_time("replays"):
-                    effects = await _replay(services, connection, caller, job_id)
-            except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
-                refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
-            except TooMany:
-                if not replayed:
-                    raise
-                break
-            except Unavailable as error:  # this job may be locked, or PostgreSQL may be away
-                away = error
-                refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
-            else:
-                if effects is not None:
-                    replayed.append(effects)
-        if away is not None and not replayed:
-            raise away
-    finally:
-        await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
-    return replayed, refused
+    for index, job_id in enumerate(job_ids):
+        if index and monotonic() > ends_at:
+            replays.left = {"jobs": len(job_ids) - index, "code": NotInTime().code, "detail": NOT_TRIED}
+            break
+        try:
+            with in_time("replays"):
+                await _replay(services, caller, job_id, replays)
+        except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
+            replays.refused.append(_refusal(job_id, error))
+        except TooMany as error:
+            if not replays.replayed:
+                raise
+            replays.left = {"jobs": len(job_ids) - index, "code": error.code, "detail": error.message}
+            break
+        except Unavailable as error:  # this job may be locked, or PostgreSQL may be away
+            away = error
+            replays.refused.append(_refusal(job_id, error))
+    if away is not None and not replays.replayed:
+        raise away
+
+
+def _refusal(job_id: UUID, error: RequestError) -> dict[str, Any]:
+    return {"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message}
 
 
 class _NotFailedAnyMore(Exception):
     """Another request has retried the job, or it has expired, since `_replay` found it."""
 
 
-async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
-    """Retry one job of a request that was charged as a whole. Returns what to publish after the commit. None: the job
+async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
+    """Retry one job of a request, and write to `replays` what to publish, after the commit. Writes nothing if the job
     is not failed any more, or was deleted.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.
     """
-    row = await job_reads.find_job(connection, caller.tenant_id, job_id)
-    if row is None:
-        return None
-    access = access_of(services, caller, row)
-    check_retry(services, access)
-    template_version = await template_of(services.actions, connection, access.target)
-    # 0: the request was charged for this job already. {}: the queue of the step at which the retry begins is not known
-    # yet. `add_queues_of` adds it after the retry.
-    with suppress(_NotFailedAnyMore):
-        async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
-            effects = await revive(
-                services.actions, connection, access.target, template_version, params_of_retry(access)
-            )
-            if effects is None:  # roll back: `revive` may have written deliveries, and cancelled older runs
-                raise _NotFailedAnyMore
-            await record(connection, access, "job.retried")
-            await services.admission.add_queues_of(connection, charge, job_id)
-        return effects
-    return None
+    async with services.pool.acquire() as connection:
+        row = await job_reads.find_job(connection, caller.tenant_id, job_id)
+        if row is None:
+            return
+        access = access_of(services, caller, row)
+        check_retry(services, access)
+        template_version = await template_of(services.actions, connection, access.target)
+        # {}: the queue of the step at which the retry begins is not known yet. `add_queues_of` adds it after the retry.
+        with suppress(_NotFailedAnyMore):
+            async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}) as charge:
+                effects = await revive(
+                    services.actions, connection, access.target, template_version, params_of_retry(access)
+                )
+                if effects is None:  # roll back: `revive` may have written deliveries, and cancelled older runs
+                    raise _NotFailedAnyMore
+                await record(connection, access, "job.retried")
+                await services.admission.add_queues_of(connection, charge, job_id)
+            replays.replayed.append(effects)
+            replays.limit_headers = charge.fields
 
 
 @router.post(

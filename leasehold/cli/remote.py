@@ -289,14 +289,18 @@ def list_dead_letters(
 def replay_dead_letters(
     fingerprint: Annotated[str, typer.Argument(help="The fingerprint of the group, as `dead-letters list` shows it.")],
     canary: Annotated[bool, typer.Option(help="Replay only the latest, to see whether it succeeds now.")] = False,
+    idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the steps of a group of dead letters again."""
+    body = {"fingerprint": fingerprint, "canary": canary}
     with api_client() as client:
-        answer = client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
+        answer = client.post_once("/v1/dead-letters/replay", body, key=idempotency_key)
 
     def print_summary() -> None:
         print_line(f"replayed {len(answer['replayed'])}")
+        if (left := answer.get("left")) is not None:
+            print_line(f"left {left['jobs']}: {left['detail']}")
         if answer["refused"]:
             print_fields(answer["refused"], "job_id", "code", "detail")
 

@@ -439,13 +439,15 @@ def replay_dead_letters(
     code: str | None = None,
     canary: bool = False,
     limit: int = 100,
+    key: str | None = None,
 ) -> Call[dict[str, Any]]:
     """Run the jobs of dead letters again. Choose the dead letters by at least one of `fingerprint`, `template` and
-    `code`. The answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. `canary`:
-    replay only the latest dead letter.
+    `code`. The answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. If a limit
+    was full or the time was over, it also has how many jobs are `left`, and the reason. `canary`: replay only the
+    latest dead letter.
     """
     body = _without_none(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
-    return Call("POST", "/v1/dead-letters/replay", dict, body=body)
+    return Call("POST", "/v1/dead-letters/replay", dict, body=body, keyed=True, key=key)
 
 
 # --- the fleet

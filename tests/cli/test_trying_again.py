@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from leasehold.cli.main import app
 from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE
 from leasehold.db.database import Connection
+from leasehold.limits.admission import Admission
 from leasehold.security.credentials import create_key
 from tests.api.conftest import Running
 from tests.client.front import Front, fronting
@@ -127,3 +128,21 @@ async def test_a_key_of_the_caller_makes_each_command_safe_to_try_again(cli: Cli
 async def test_a_key_that_no_request_can_have_is_refused_at_once(cli: Cli, key: str) -> None:
     refused = await cli(*SUBMIT, "--idempotency-key", key)
     assert (refused.exit_code, "A key has 1 to 255" in refused.stderr, cli.keys()) == (WRONG_USE, True, [])
+
+
+async def test_a_replay_of_dead_letters_whose_answer_is_lost_replays_no_further_ones(
+    cli: Cli, maker: Maker, running: Running
+) -> None:
+    for place in range(4):
+        await maker.fail(await maker.make("run", scope="user", scope_id=str(place)))
+    (group,) = (await maker.client.get("/v1/dead-letters/groups")).json()["groups"]
+    replay = ("dead-letters", "replay", group["fingerprint"])
+    canary = await cli(*replay, "--canary", failures=("lose",))
+    assert (canary.exit_code, len(cli.keys())) == (0, 2), canary.output
+    assert canary.stdout.endswith("\nreplayed 1\n")  # after the log of the API, which runs in this process
+    services = running.services
+    limited = services.settings.model_copy(update={"submissions_per_tenant": 2})
+    services.admission = Admission(limited, services.kinds)
+    rest = await cli(*replay, failures=("lose",))
+    assert rest.exit_code == 0, rest.output
+    assert rest.stdout.endswith("\nreplayed 2\nleft 1: At most 2 submissions a minute.\n")

@@ -16,8 +16,10 @@ from leasehold.api.http.idempotent import Answer, once_over_transactions
 from leasehold.api.jobs import dead_letters, unsettled
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.process import deadline
+from leasehold.api.process.tenant_pool import NOT_TRIED
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import Conflict, Unavailable
+from leasehold.limits.admission import Admission
 from leasehold.settings import Settings
 from tests.api.conftest import Running
 from tests.console.conftest import MakePerson
@@ -157,7 +159,10 @@ async def test_a_request_ends_in_time_although_each_of_its_jobs_succeeds(
     if act == "replay":
         first, *others = reversed(await failed_runs(maker, 3))  # the latest first
         answer = await maker.client.post("/v1/dead-letters/replay", json={"code": "broken"})
-        assert (answer.status_code, answer.json()) == (202, {"replayed": [str(first)], "refused": []})
+        left = {"jobs": 2, "code": "database_unavailable", "detail": NOT_TRIED}
+        assert (answer.status_code, answer.json()) == (202, {"replayed": [str(first)], "refused": [], "left": left})
+        again = await maker.client.post("/v1/dead-letters/replay", json={"code": "broken"})
+        assert (again.json()["replayed"], again.json()["left"]["jobs"]) == ([str(others[0])], 1)
         return
     first, *others = [await maker.make("generation") for _ in range(3)]
     for job_id in (first, *others):
@@ -174,6 +179,25 @@ async def test_a_request_ends_in_time_although_each_of_its_jobs_succeeds(
     answer = await maker.client.post("/v1/unsettled/settle", json={"settlements": settlements})
     assert (answer.status_code, answer.json()["settled"]) == (202, [])
     assert [one["code"] for one in answer.json()["refused"]] == ["already_settled", *["database_unavailable"] * 2]
+
+
+async def test_who_retries_a_group_of_more_than_has_room_reads_how_many_are_left(
+    person: MakePerson, maker: Maker, rows: Connection, running: Running
+) -> None:
+    """With more dead letters than a minute's rate, each press was refused for ever."""
+    somebody, _ = await person(), await failed_runs(maker, 3)
+    (group,) = (await maker.client.get("/v1/dead-letters/groups")).json()["groups"]
+    path = f"/dead-letters/{group['fingerprint']}"
+    services = running.services
+    limited = services.settings.model_copy(update={"submissions_per_tenant": 2})
+    services.admission = Admission(limited, services.kinds)
+    fields = {"once": await form_on(somebody, path)}
+    first = await press(somebody, f"{path}/replay", **fields)
+    assert first[1] == ("bad", "2 jobs run again. 1 is left: At most 2 submissions a minute.")
+    assert await press(somebody, f"{path}/replay", **fields) == first
+    await rows.execute("DELETE FROM rate_bucket")
+    fields = {"once": await form_on(somebody, path)}
+    assert (await press(somebody, f"{path}/replay", **fields))[1] == ("good", "1 job runs again.")
 
 
 async def test_a_press_that_ran_out_of_time_is_repeated_at_once(

@@ -8,11 +8,15 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
+import httpx2
 import pytest
 
+from leasehold.actions.context import Actions, Target
+from leasehold.actions.retrying import revive
 from leasehold.api.auth.security import JOBS_READ
 from leasehold.api.fleet.operators import Limit
 from leasehold.api.http.cursors import cursor_of_texts
+from leasehold.api.jobs import dead_letters
 from leasehold.api.jobs.explain import explanation
 from leasehold.db import job_reads
 from leasehold.db.database import Connection, connect
@@ -337,6 +341,19 @@ async def test_a_job_that_waits_for_its_scope_alone_says_so(client: Client, runn
         assert (await http.get(f"/v1/jobs/{both}")).json()["waits_for"] == [{"limit": "tenant"}]
 
 
+async def broken_runs(client: Client, n: int) -> list[str]:
+    """The ids of `n` runs with dead letters, the latest first."""
+    await client.post("/v1/templates", type="outside", steps=[{"id": "a", "queue": "q"}])
+    runs = [await client.start("outside") for _ in range(n)]
+    claimed = await client.post("/v1/external/claim", worker_id="w", queues=["q"], limit=n)
+    for task in claimed.json()["tasks"]:
+        failure = {"worker_id": "w", "epoch": 1, "code": "broken", "retryable": False}
+        assert (await client.post(f"/v1/external/tasks/{task['task_id']}/fail", **failure)).status_code == 200
+    letters = (await client.http.get("/v1/dead-letters")).json()["dead_letters"]
+    assert sorted(letter["job_id"] for letter in letters) == sorted(runs)
+    return [letter["job_id"] for letter in letters]
+
+
 async def test_a_bulk_replay_replays_what_has_room_and_is_charged_for_that_alone(
     runs_settings: Settings, rows: Connection
 ) -> None:
@@ -344,22 +361,103 @@ async def test_a_bulk_replay_replays_what_has_room_and_is_charged_for_that_alone
     limited = runs_settings.model_copy(update={"unfinished_per_tenant": 3, "submissions_per_key": 6})
     async with serving(limited) as running, client_of(running.url, key.text) as http:
         client = Client(http)
-        await client.post("/v1/templates", type="outside", steps=[{"id": "a", "queue": "q"}])
-        runs = [await client.start("outside") for _ in range(3)]
-        claimed = await client.post("/v1/external/claim", worker_id="w", queues=["q"], limit=3)
-        for task in claimed.json()["tasks"]:
-            failure = {"worker_id": "w", "epoch": 1, "code": "broken", "retryable": False}
-            assert (await client.post(f"/v1/external/tasks/{task['task_id']}/fail", **failure)).status_code == 200
+        runs = await broken_runs(client, 3)
         other = await client.start("outside")
         now = await rows.fetchval("UPDATE rate_bucket SET full_at = clock_timestamp() + '10 seconds' RETURNING full_at")
         answer = await client.post("/v1/dead-letters/replay", code="broken")
-        assert (answer.status_code, len(answer.json()["replayed"]), answer.json()["refused"]) == (202, 2, [])
+        assert (answer.status_code, answer.json()["replayed"], answer.json()["refused"]) == (202, runs[:2], [])
+        assert (answer.json()["left"]["jobs"], answer.json()["left"]["code"]) == (1, "too_many_unfinished")
         assert await rows.fetchval("SELECT full_at FROM rate_bucket") - now == timedelta(seconds=20)  # ten a run
-        assert set(answer.json()["replayed"]) < set(runs)
         problem(await client.post("/v1/dead-letters/replay", code="broken"), 429, "too_many_unfinished")
         assert await rows.fetchval("SELECT full_at FROM rate_bucket") - now == timedelta(seconds=20)
         assert (await client.post(f"/v1/runs/{other}/cancel")).status_code == 202
-        assert len((await client.post("/v1/dead-letters/replay", code="broken")).json()["replayed"]) == 1
+        last = (await client.post("/v1/dead-letters/replay", code="broken")).json()
+        assert last == {"replayed": runs[2:], "refused": []}
+
+
+async def test_a_bulk_replay_of_more_than_a_minutes_rate_goes_on_from_minute_to_minute(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    """It was refused for ever, because it can never be let in as a whole."""
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    async with serving(runs_settings) as running, client_of(running.url, key.text) as http:
+        runs = await broken_runs(Client(http), 5)
+    limited = runs_settings.model_copy(update={"submissions_per_tenant": 2, "submissions_per_key": 300})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        first = await client.post("/v1/dead-letters/replay", code="broken")
+        assert (first.status_code, first.json()["replayed"]) == (202, runs[:2]), first.text
+        assert ";r=0;" in first.headers["ratelimit"]
+        detail = "At most 2 submissions a minute."
+        assert first.json()["left"] == {"jobs": 3, "code": "rate_limited", "detail": detail}
+        full = await client.post("/v1/dead-letters/replay", code="broken")
+        assert detail in problem(full, 429, "rate_limited")["detail"]
+        assert int(full.headers["retry-after"]) > 0
+        # With room for one, one is replayed: a tenant that submits all the time has never room for a whole minute's.
+        await rows.execute(
+            "UPDATE rate_bucket SET full_at = clock_timestamp() + '30 seconds' WHERE key LIKE '%tenant%'"
+        )
+        second = (await client.post("/v1/dead-letters/replay", code="broken")).json()
+        assert (second["replayed"], second["left"]["jobs"]) == (runs[2:3], 2)
+        await rows.execute("DELETE FROM rate_bucket")
+        assert (await client.post("/v1/dead-letters/replay", code="broken")).json() == {
+            "replayed": runs[3:], "refused": [],
+        }  # fmt: skip
+
+
+async def test_a_bulk_replay_that_is_sent_again_after_its_answer_was_lost_replays_nothing_further(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"submissions_per_tenant": 5})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        runs = await broken_runs(Client(http), 5)
+        await rows.execute("DELETE FROM rate_bucket")
+
+        async def replay(key: str, **body: Any) -> httpx2.Response:
+            return await http.post(
+                "/v1/dead-letters/replay", json={"code": "broken"} | body, headers={"Idempotency-Key": key}
+            )
+
+        wanted: tuple[tuple[str, dict[str, Any], list[str]], ...] = (
+            ("k1", {"canary": True}, runs[:1]), ("k2", {"limit": 2}, runs[1:3]),
+        )  # fmt: skip
+        for name, body, replayed in wanted:
+            first, again = await replay(name, **body), await replay(name, **body)
+            assert (first.status_code, first.json()) == (202, {"replayed": replayed, "refused": []})
+            assert (again.status_code, again.content) == (202, first.content)
+        problem(await replay("k2"), 422, "idempotency_key_reused")
+        # What was refused as a whole has done nothing, so its key may be used again.
+        await rows.execute("UPDATE rate_bucket SET full_at = clock_timestamp() + '60 s'")
+        problem(await replay("k3"), 429, "rate_limited")
+        await rows.execute("DELETE FROM rate_bucket")
+        assert (await replay("k3")).json() == {"replayed": runs[3:], "refused": []}
+
+
+async def test_a_connection_that_drops_costs_a_bulk_replay_the_job_that_had_it(
+    runs_settings: Settings, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"submissions_per_tenant": 600})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client, revived = Client(http), list[UUID]()
+        runs = await broken_runs(client, 3)
+
+        async def drop_second(actions: Actions, connection: Connection, target: Target, *more: Any) -> Any:
+            revived.append(target.id)
+            if len(revived) == 2:
+                await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return await revive(actions, connection, target, *more)
+
+        monkeypatch.setattr(dead_letters, "revive", drop_second)
+        far = await rows.fetchval("UPDATE rate_bucket SET full_at = clock_timestamp() + '30 seconds' RETURNING full_at")
+        answer = await client.post("/v1/dead-letters/replay", code="broken")
+        assert (answer.status_code, answer.json()["replayed"]) == (202, [runs[0], runs[2]]), answer.text
+        refused = [(one["job_id"], one["code"]) for one in answer.json()["refused"]]
+        assert refused == [(runs[1], "database_unavailable")]
+        assert await rows.fetchval("SELECT full_at FROM rate_bucket") - far == timedelta(seconds=0.2)  # 0.1 a run
+        again = (await client.post("/v1/dead-letters/replay", code="broken")).json()
+        assert again == {"replayed": [runs[1]], "refused": []}
 
 
 async def test_a_full_queue_sheds_new_runs(runs_settings: Settings, rows: Connection) -> None:

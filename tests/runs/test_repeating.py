@@ -31,6 +31,7 @@ CREATES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "rotateWebhookSecret": ("/v1/webhooks/{webhook}/rotate", {}, None),
     "rotateCallbackSecret": ("/v1/callbacks/secret", {}, None),
     "rerunRun": ("/v1/runs/{run}/rerun", {}, None),
+    "replayDeadLetters": ("/v1/dead-letters/replay", {"code": "broken"}, {"code": "broken", "canary": True}),
     "createSchedule": (
         "/v1/schedules",
         {"template": "there", "cron": "@daily"},
@@ -183,7 +184,7 @@ async def test_of_every_operation_that_creates_it_is_known_how_it_is_repeated(ru
         "completeUpload",  # one media has one job
         "cancelRun", "cancelJob", "cancelImages", "cancelVideo", "cancelConversion",  # asked twice, it happens once
         "drainWorker",
-        "retryRun", "retryJob", "replayDeadLetter", "replayDeadLetters",  # what was revived is failed no more
+        "retryRun", "retryJob", "replayDeadLetter",  # what was revived is failed no more
         "settleJob", "settleJobs",  # what was settled is unknown no more
         "createKey", "rotateKey",  # the answer that is repeated would hold a secret: a list shows what was made twice
     }  # fmt: skip

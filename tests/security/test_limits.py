@@ -497,7 +497,9 @@ async def test_an_accepted_request_that_is_repeated_is_answered_again_and_not_ch
             "redelivery": (f"/v1/webhooks/{hook}/deliveries/{delivery}/redeliver", {}),
             "run-now": (f"/v1/schedules/{schedule}/run-now", {}),
             "backfill": (f"/v1/schedules/{schedule}/backfill", _past(4)),
+            "replay": ("/v1/dead-letters/replay", {"template": "outside"}),
         }
+        await acme.failed(2)
         form = {"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"}
 
         async def ask(world: World, name: str) -> httpx2.Response:
