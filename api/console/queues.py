@@ -62,14 +62,14 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
     )
 
 
-@router.post("/queues/{queue}/pause")
+@router.post("/queues/{queue:path}/pause")
 async def pause(request: Request, queue: endpoints.QueueName, caller: Operator, form: Fields) -> Response:
     await endpoints.pause_queue(request, queue, caller, endpoints.Pause(reason=form.get("reason", "")[:500]))
     state_of(request).answers.named("queues", _SHARED_SECONDS).forget()
     return go_to(request, "/queues", f"The queue {queue} is paused.")
 
 
-@router.post("/queues/{queue}/resume")
+@router.post("/queues/{queue:path}/resume")
 async def resume(request: Request, queue: endpoints.QueueName, caller: Operator) -> Response:
     await endpoints.resume_queue(request, queue, caller)
     state_of(request).answers.named("queues", _SHARED_SECONDS).forget()

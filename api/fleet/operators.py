@@ -40,8 +40,9 @@ Operator = Annotated[Caller, Depends(Require(OPERATE))]
 #: The pattern of the name of a template or a kind, and of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
-#: The bound is longer than the name of any queue, and short enough for an index.
-QueueName = Annotated[str, Path(max_length=200)]
+#: The bound is longer than the name of any queue, and short enough for an index. A queue of external workers has the
+#: name of its tenant, which may have slashes: so the addresses have `{queue:path}`.
+QueueName = Annotated[str, Path(min_length=1, max_length=200)]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
 _PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
 
@@ -108,7 +109,7 @@ async def list_queues(
 
 
 @router.post(
-    "/queues/{queue}/pause",
+    "/queues/{queue:path}/pause",
     operation_id="pauseQueue",
     summary="Pause a queue",
     description="No task of the queue starts. Running tasks go on, and submissions are still accepted.",
@@ -122,7 +123,9 @@ async def pause_queue(request: Request, queue: QueueName, caller: Operator, body
     return json_response({"queue": queue, "paused": True})
 
 
-@router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Resume a queue", responses=problems({}))
+@router.post(
+    "/queues/{queue:path}/resume", operation_id="resumeQueue", summary="Resume a queue", responses=problems({})
+)
 async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():

@@ -37,6 +37,19 @@ async def test_a_queue_is_paused_with_a_reason_and_goes_on(person: MakePerson, m
     assert await rows.fetchval("SELECT count(*) FROM paused_queue") == 0
 
 
+async def test_the_queue_of_a_tenant_with_a_slash_in_its_name_is_paused_and_goes_on(
+    person: MakePerson, rows: Connection
+) -> None:
+    admin = await person()
+    await rows.execute("INSERT INTO paused_queue (queue, reason) VALUES ('ext:a/b:gpu', 'a look')")
+    form = re.search(r'action="/console(/queues/[^"]+/resume)"', await admin.see("/queues"))
+    assert form is not None
+    assert "The queue ext:a/b:gpu goes on." in await admin.do(form[1])
+    assert await rows.fetchval("SELECT count(*) FROM paused_queue") == 0
+    assert "The queue ext:a/b:gpu is paused." in await admin.do(form[1].replace("/resume", "/pause"), reason="x")
+    assert await rows.fetchval("SELECT queue FROM paused_queue") == "ext:a/b:gpu"
+
+
 async def test_a_worker_is_drained(person: MakePerson, rows: Connection) -> None:
     admin, worker_id = await person(), new_id()
     await rows.execute(

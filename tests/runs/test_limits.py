@@ -246,6 +246,30 @@ async def test_a_paused_queue_starts_nothing_until_it_is_resumed(client: Client,
     await client.until(run, "succeeded")
 
 
+@pytest.mark.parametrize("tenant", ["acme/eu", "/", "a/pause", "a//b", "a?b#c"])
+async def test_the_queue_of_external_workers_is_paused_and_resumed_whatever_its_tenants_name(
+    running: Running, client: Client, rows: Connection, tenant: str
+) -> None:
+    """The address was cut at a slash of the name."""
+    key = await create_key(rows, tenant_id=tenant, client_id="tests", scopes=SCOPES)
+    async with client_of(running.url, key.text) as http:
+        theirs = Client(http)
+        await theirs.post("/v1/templates", type="outside", steps=[{"id": "a", "queue": "gpu"}])
+        run = await theirs.start("outside")
+        (queue,) = [one for one in (await client.http.get("/v1/queues")).json()["queues"] if one["runnable"]]
+        claim = {"worker_id": "w", "queues": ["gpu"], "limit": 1}
+        path = f"/v1/queues/{quote(queue['queue'], safe='')}"
+        paused = await client.post(f"{path}/pause")
+        assert (paused.status_code, paused.json()) == (200, {"queue": f"ext:{tenant}:gpu", "paused": True})
+        assert (await theirs.post("/v1/external/claim", **claim)).json()["tasks"] == []
+        resumed = await client.post(f"{path}/resume")
+        assert (resumed.status_code, resumed.json()) == (200, {"queue": f"ext:{tenant}:gpu", "paused": False})
+        (task,) = (await theirs.post("/v1/external/claim", **claim)).json()["tasks"]
+        assert task["run_id"] == run
+    for act in ("pause", "resume"):
+        problem(await client.post(f"/v1/queues//{act}"), 404, "not_found")
+
+
 async def pages(client: Client, what: str, limit: int) -> list[list[dict[str, Any]]]:
     """All pages of the list of queues or of workers."""
     found: list[list[dict[str, Any]]] = []
