@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from leasehold.db.task_lines import lines_of_all_queues
 from leasehold.schedules.firing import DUTY as SCHEDULES
-from leasehold.schedules.firing import MAY_BE_SERVED
+from leasehold.schedules.firing import IS_CATCHING_UP, MAY_BE_SERVED
 from leasehold.transitions.sweeps import IS_FORGETTABLE
 
 #: The most lines (see QUEUES) that one round reads.
@@ -100,8 +100,8 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
            AS dead_letters,
        (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
        coalesce((SELECT greatest(extract(epoch FROM now() - s.next_run_at), 0) FROM schedule s
-                 WHERE s.next_run_at IS NOT NULL AND {_IS_NOT_REFUSED} ORDER BY s.next_run_at LIMIT 1), 0)::float8
-           AS schedule_oldest
+                 WHERE s.next_run_at IS NOT NULL AND {_IS_NOT_REFUSED} AND NOT {IS_CATCHING_UP}
+                 ORDER BY s.next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
 """
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.

@@ -89,9 +89,23 @@ _MAY_BE_ELSEWHERE = f"""(s.template IN {_SERVED} OR (
 #: the template does not exist. Exception: a schedule that an app declares waits for a process with the app's code.
 _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_MAY_BE_ELSEWHERE}))"
 
-# SQL: the schedule `s` may have many missed ticks to submit. These can wait; a tick of another schedule may be missed
-# and dropped if it waits. $3: ON_TIME.
-_HAS_BACKLOG = "(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - $3::interval)"
+
+def _has_backlog(on_time: str) -> str:
+    """SQL condition: the schedule `s` may have many missed ticks to submit. These can wait; a tick of another schedule
+    may be missed and dropped if it waits. `on_time`: the SQL of ON_TIME.
+    """
+    return f"(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - {on_time})"
+
+
+_HAS_BACKLOG = _has_backlog("$3::interval")
+_ON_TIME = f"interval '{ON_TIME.total_seconds():.0f} seconds'"
+
+#: SQL condition: the schedule `s` has missed ticks to submit, and its newest run is no older than ON_TIME. So workers
+#: are catching it up, however old its due tick is.
+IS_CATCHING_UP = f"""({_has_backlog(_ON_TIME)} AND EXISTS (
+    SELECT FROM (SELECT j.created_at FROM run r JOIN job j ON j.id = r.job_id
+                 WHERE r.schedule_id = s.id ORDER BY r.job_id DESC LIMIT 1) AS newest
+    WHERE newest.created_at > statement_timestamp() - {_ON_TIME}))"""
 
 
 def _oldest_due(condition: str) -> str:

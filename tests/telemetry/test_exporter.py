@@ -16,10 +16,13 @@ from prometheus_client.metrics_core import Metric
 from leasehold.db.database import connect, make_pool
 from leasehold.domain.errors import DeclarationError, Invalid, StoreError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
 from leasehold.exporter import exporter as exporting
 from leasehold.exporter import queries
 from leasehold.exporter.exporter import Exporter, families, query_all
 from leasehold.kinds.metrics import Question, gauge
+from leasehold.schedules.firing import fire_due
 from leasehold.settings import Settings
 from leasehold.telemetry import database
 from leasehold.transitions import jobs, sweeps, workers
@@ -191,6 +194,34 @@ async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows:
         assert 100 <= await late() < 500
     await rows.connection.execute(tell.format(" - interval '1 minute'"), refused)  # that of an earlier tick was refused
     assert await late() >= 500
+
+
+async def test_a_schedule_that_catches_up_is_late_only_when_it_makes_no_run_any_more(rows: Rows) -> None:
+    """After an outage it has missed ticks for a while, and nobody can do anything about it."""
+    schedule_id = new_id()
+    await rows.connection.execute(
+        "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,"
+        " overlap, catch_up, catch_up_seconds, next_run_at) VALUES ($1, 't', $2, '* * * * *', 'UTC', '{}', 'tenant',"
+        " '', 1, 'allow_all', 'all', 600000, date_trunc('minute', clock_timestamp()) - interval '1000 min')",
+        schedule_id, ONE.name,
+    )  # fmt: skip
+
+    async def late() -> float:
+        return (await seen(rows))["leasehold_schedule_oldest_due_seconds"] or 0
+
+    assert await late() >= 60_000, "no worker has begun to catch up"
+    created_runs, _ = await fire_due(rows.connection, Templates(Pipelines(ONE)), 3600)
+    assert len(created_runs) == 101
+    assert await late() == 0
+    await rows.connection.execute("UPDATE schedule SET catch_up = 'one'")
+    assert await late() >= 50_000, "its next firing would end its lateness"
+    await rows.connection.execute("UPDATE schedule SET catch_up = 'all'")
+    await rows.connection.execute("UPDATE job SET created_at = created_at - interval '61 s'")
+    assert await late() >= 50_000, "it has stopped"
+    await rows.connection.execute(
+        "UPDATE job SET created_at = clock_timestamp() WHERE id = (SELECT id FROM job ORDER BY id LIMIT 1)"
+    )
+    assert await late() >= 50_000, "the newest run says when it was fired last"
 
 
 async def test_retention_is_late_by_the_oldest_job_that_it_may_delete(
