@@ -170,9 +170,11 @@ def replayer(diary: Diary) -> Sender:
     """Replays all dead letters of a template at once. They fail again."""
 
     async def send(tenant: str) -> None:
-        body = {"template": wrong.name, "limit": 2}
-        outcome = await diary.client(tenant).request("POST", "/v1/dead-letters/replay", body)
-        diary.record("replayed", tenant, f"replayed {diary.key()}", outcome, endpoint="POST /v1/dead-letters/replay")
+        client, key, body = diary.client(tenant), diary.key(), {"template": wrong.name, "limit": 2}
+        path, again = "/v1/dead-letters/replay", diary.is_sent_twice()
+        outcome = await client.request("POST", path, body, key=key, again=again)
+        jobs = tuple(tuple(map(str, answer["replayed"])) for answer in outcome.answered)
+        diary.record("replayed", tenant, f"replayed {key}", outcome, endpoint=f"POST {path}", answers=jobs)
 
     return send
 
