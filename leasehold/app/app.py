@@ -273,20 +273,31 @@ class App:
         other_task = self.tasks.get(task.name)
         if other_task is not None:
             raise DeclarationError(f"{task.location}: {task.name} is declared already, at {other_task.location}")
-        self._refuse_mixed_queue(task)
+        (step,) = task.pipeline.steps
+        self._refuse_mixed_queue(task, step.queue)
         task.pipeline.opens(self.opened)
         self._wrap(task)
         self.tasks[task.name] = task
 
-    def _refuse_mixed_queue(self, task: Task[..., Any]) -> None:
-        """Raises DeclarationError if the task's queue would have isolated tasks and others."""
+    def move(self, tasks: Iterable[Task[..., Any]], queue: str) -> None:
+        """Put tasks of the app into another queue. Only for tasks that have no run yet and that no worker serves.
+        Raises DeclarationError, and moves no task, if one of them may not use the queue.
+        """
+        tasks = list(tasks)
+        for task in tasks:
+            self._refuse_mixed_queue(task, queue)
+        for task in tasks:
+            task.pipeline.move_to(queue)  # of a wrong name, the first task's raises
+
+    def _refuse_mixed_queue(self, task: Task[..., Any], queue: str) -> None:
+        """Raises DeclarationError if the queue would have isolated tasks and others with the task."""
         (step,) = task.pipeline.steps
         for other_task in self.tasks.values():
             (other_step,) = other_task.pipeline.steps
-            if other_step.queue == step.queue and other_step.isolated is not step.isolated:
+            if other_step.queue == queue and other_step.isolated is not step.isolated:
                 raise DeclarationError(
                     f"{task.location}: {task.name} and {other_task.name} ({other_task.location}) are both in the queue "
-                    f"{step.queue}, and only one is isolated: a queue has isolated tasks only, or none"
+                    f"{queue}, and only one is isolated: a queue has isolated tasks only, or none"
                 )
 
     def add(self, *kinds: Pipeline | Kind) -> None:

@@ -21,12 +21,11 @@ class StartableTask:
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:
         self.is_workflow = is_workflow
         self._pipeline = pipeline
-        (self._step,) = pipeline.steps  # a task is a pipeline of one step
         self._arguments = arguments
         self._results = results
         # The workflow's step is named after the task (`send_receipt`, of the pipeline `shop.send_receipt`).
         self.step_name = pipeline.name.partition(".")[2]
-        self.handler = f"{pipeline.name}.{self._step.name}"
+        self.handler = f"{pipeline.name}.{pipeline.steps[0].name}"
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._arguments.encoded(args, kwargs)
@@ -46,11 +45,12 @@ class StartableTask:
 
     def new_step(self) -> Mapping[str, Any]:
         """The columns of the step that `ctx.run` adds."""
+        (step,) = self._pipeline.steps  # a task is a pipeline of one step
         return {
-            "queue": self._step.queue,
-            "max_attempts": self._step.max_attempts,
-            "timeout_seconds": self._step.timeout_seconds,
-            "cancelable": self._step.cancelable,
+            "queue": step.queue,
+            "max_attempts": step.max_attempts,
+            "timeout_seconds": step.timeout_seconds,
+            "cancelable": step.cancelable,
         }
 
     def decode_result(self, value: Any) -> Any:

@@ -15,7 +15,7 @@ from pydantic import Field
 from leasehold.app.app import App
 from leasehold.app.current import Current
 from leasehold.app.run import Run
-from leasehold.app.source_location import declaration_error
+from leasehold.app.source_location import PlaceOfCaller, declaration_error
 from leasehold.celery import result
 from leasehold.celery.apps import CeleryApp, made_apps, newest_app
 from leasehold.celery.canvas import check_tasks, run_plan
@@ -30,26 +30,45 @@ from leasehold.workflows.context import Context
 
 #: The name of the workflow that runs chains, groups and chords.
 _CANVAS = "celery-canvas"
+#: The queue of tasks without a queue of their own, until `task_default_queue` names another.
+_DEFAULT_QUEUE = "default"
 #: Only the payload of a run with a Celery id has the field, because a worker of earlier code does not know it.
 _TaskId = Annotated[str | None, Field(exclude_if=lambda task_id: task_id is None)]
 
 
 class Conf:
     """`app.conf`. It refuses settings that leasehold.celery does not support. Leasehold's own settings are LEASEHOLD_*
-    variables.
+    variables. `use_default_queue`: applies a value of `task_default_queue`.
     """
 
-    def __init__(self) -> None:
-        self.task_default_queue = "default"
+    task_default_queue: str | None = _DEFAULT_QUEUE
+    _use_default_queue: Callable[[Any], None]
+
+    def __init__(self, use_default_queue: Callable[[Any], None]) -> None:
+        object.__setattr__(self, "_use_default_queue", use_default_queue)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_setting(name, value)
+        if name == "task_default_queue":
+            self._use_default_queue(value)
         super().__setattr__(name, value)
 
     def update(self, *settings: dict[str, Any], **named_settings: Any) -> None:
         """Raises NotSupported for a setting that leasehold.celery does not support."""
         for name, value in {**(settings[0] if settings else {}), **named_settings}.items():
             setattr(self, name, value)
+
+
+class _App(App):
+    """As App. It calls `settle` before a worker or the API gets the tasks."""
+
+    def __init__(self, name: str, settle: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._settle = settle
+
+    def pipelines(self) -> Pipelines:
+        self._settle()
+        return super().pipelines()
 
 
 class Celery(Lacking):
@@ -64,9 +83,10 @@ class Celery(Lacking):
         for name in unsupported:
             raise not_supported(name)
         self.main = main or "celery"
-        self.app = App(_allowed_name(self.main))
+        self._is_settled = False  # whether the tasks may already have runs or a worker
+        self.app: App = _App(_allowed_name(self.main), self.settle)
         self.app.middleware(self._end_after_last_retry)  # outermost, so it gets errors of the program's middleware, too
-        self.conf = Conf()
+        self.conf = Conf(self._use_default_queue)
         self.tasks: dict[str, CeleryTask] = {}
         self._tasks_of_app: dict[str, CeleryTask] = {}  # by their names in the leasehold.App
         self._canvas = self._declare_canvas()
@@ -74,13 +94,40 @@ class Celery(Lacking):
         for declare in _shared_declarations:
             declare(self)
 
+    @property
+    def default_queue(self) -> str:
+        """The queue of tasks without a queue of their own, and of chains, groups and chords."""
+        return self.conf.task_default_queue or _DEFAULT_QUEUE
+
+    def _use_default_queue(self, queue: str | None) -> None:
+        """Put the canvas, and all tasks without a queue of their own, into the queue. As in Celery, the order in which
+        the program declares its tasks and sets `task_default_queue` does not matter. But a queue that changes later
+        would leave runs behind in the old queue. Raises NotSupported for such a change, and DeclarationError for a
+        queue that the tasks may not use.
+        """
+        queue = queue or _DEFAULT_QUEUE
+        if queue == self.default_queue:
+            return
+        if self._is_settled:
+            raise NotSupported(
+                f"leasehold.celery changes no task_default_queue (to {queue!r}) of an app that has submitted a run or"
+                " is served: set it where the app is made"
+            )
+        tasks = [task.task for task in self.tasks.values() if task.options.queue is None]
+        with PlaceOfCaller():
+            self.app.move([self._canvas, *tasks], queue)
+
+    def settle(self) -> None:
+        """From now on, refuse another `task_default_queue`: the app submits, or it is served."""
+        self._is_settled = True
+
     def task(self, *function: Callable[..., Any], **options: Any) -> Any:
         """`@app.task` and `@app.task(...)`. Raises NotSupported and DeclarationError at import."""
 
         def declare(function: Callable[..., Any]) -> CeleryTask:
             task_options = dict(options)
             name = task_options.pop("name", None) or f"{function.__module__}.{function.__name__}"
-            return CeleryTask(self, function, name, options_of(task_options, self.conf.task_default_queue))
+            return CeleryTask(self, function, name, options_of(task_options))
 
         return declare(function[0]) if function else declare
 
@@ -110,7 +157,7 @@ class Celery(Lacking):
             )
         leasehold_task = self.app.task(
             name=own_name,
-            queue=task.options.queue,
+            queue=task.queue,
             retry=task.retry_rule,
             timeout=task.options.time_limit,
             limit=task.options.limit,
@@ -170,6 +217,7 @@ class Celery(Lacking):
         """Submit a chain, group or chord. Raises NotSupported for more than one argument."""
         if len(args) > 1:
             raise NotSupported("leasehold.celery gives a chain, group or chord one argument")
+        self.settle()
         run = self._canvas.submit(plan=plan, args=args)
         return result.AsyncResult(run.id, self, run)
 
@@ -215,7 +263,7 @@ class SharedTask:
         self.__name__ = function.__name__
         self.__wrapped__ = function
         # Read the options now, only to raise NotSupported: if no app exists yet, nothing else checks them.
-        options_of({name: value for name, value in options.items() if name != "name"}, "default")
+        options_of({name: value for name, value in options.items() if name != "name"})
         _shared_declarations.append(self._declare)
         for app in made_apps:
             self._declare(app)

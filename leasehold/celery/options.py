@@ -77,7 +77,7 @@ def check_setting(name: str, value: Any) -> None:
 @dataclass(frozen=True, slots=True)
 class CeleryOptions:
     """The options of one task. `delay`, `backoff` and `longest_backoff` are in seconds. `backoff` is 0 if each retry
-    waits for `delay`.
+    waits for `delay`. `queue`: None means the app's default queue.
     """
 
     bind: bool
@@ -87,7 +87,7 @@ class CeleryOptions:
     backoff: float
     longest_backoff: float
     jitter: bool
-    queue: str
+    queue: str | None
     time_limit: timedelta
     limit: Limit | None
 
@@ -97,7 +97,7 @@ class CeleryOptions:
         return MAX_TIMES if self.max_retries is None else self.max_retries
 
 
-def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOptions:
+def options_of(given_options: Mapping[str, Any]) -> CeleryOptions:
     """Read the options that a program gives to `@app.task`. Raises NotSupported."""
     # Each option that is read is removed from `unread_options`. An option that remains there is not supported.
     unread_options = {name: value for name, value in given_options.items() if name not in IGNORED}
@@ -110,7 +110,7 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
         backoff=float(backoff),
         longest_backoff=float(unread_options.pop("retry_backoff_max", 600)),
         jitter=unread_options.pop("retry_jitter", True),
-        queue=unread_options.pop("queue", None) or default_queue,
+        queue=unread_options.pop("queue", None) or None,
         time_limit=timedelta(seconds=unread_options.pop("time_limit", None) or 86_400),
         limit=_limit_of(unread_options.pop("rate_limit", None)),
     )

@@ -105,6 +105,11 @@ class CeleryTask(Lacking):
             return self.run(*args, **kwargs)
         return self.run(_BoundSelf(self, Request(args, kwargs)), *args, **kwargs)
 
+    @property
+    def queue(self) -> str:
+        """The queue that the task is declared with; without one, the app's default queue."""
+        return self.options.queue or self.app.default_queue
+
     # --- submitting
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult:
@@ -150,6 +155,7 @@ class CeleryTask(Lacking):
             celery_id=task_id,
             start_at=None if eta is None else _in_utc(eta),
         )
+        self.app.settle()
         run = Prepared(self.task, options).submit(
             args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at, task_id=task_id
         )
@@ -157,8 +163,8 @@ class CeleryTask(Lacking):
 
     def _check_queue(self, queue: str | None) -> None:
         """Raises NotSupported for a queue other than the task's."""
-        if queue not in (None, self.options.queue):
-            raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
+        if queue not in (None, self.queue):
+            raise NotSupported(f"{self.name} is of the queue {self.queue}: declare it with queue={queue!r}")
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises TypeError for arguments that the function does not take."""
@@ -211,7 +217,7 @@ class CeleryTask(Lacking):
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
         request = Request(args, kwargs, current(), task_id)
-        request.delivery_info["routing_key"] = self.options.queue
+        request.delivery_info["routing_key"] = self.queue
         bound_self = _BoundSelf(self, request)
         try:
             return self._call_function(bound_self, args, kwargs)

@@ -10,7 +10,7 @@ import graphlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -314,6 +314,13 @@ class Pipeline:
             raise DeclarationError(
                 f"{self.name}.{step.name} reads {twice} twice: inputs and outputs need names of their own"
             )
+
+    def move_to(self, queue: str) -> None:
+        """Put all steps into the queue. Only for a pipeline that has no run yet and that no worker serves. Raises
+        DeclarationError.
+        """
+        self.steps = tuple(replace(step, queue=queue) for step in self.steps)
+        self.by_name = {step.name: step for step in self.steps}
 
     def handles(self, step: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A decorator that registers the handler of `step`. Use it in the pipeline's `module`."""

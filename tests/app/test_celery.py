@@ -712,7 +712,7 @@ def test_two_functions_of_one_name_are_refused_with_the_way_out() -> None:
     ],
 )
 def test_a_rate_limit_means_what_celery_means(rate: str | float | None, per_minute: int | None) -> None:
-    limit = options_of({"rate_limit": rate}, "default").limit
+    limit = options_of({"rate_limit": rate}).limit
     assert (None if limit is None else limit.per_minute) == per_minute
 
 
