@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +35,11 @@ class WarmUp:
 
 
 @asynccontextmanager
-async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> AsyncIterator[WarmUp]:
+async def warm_up(
+    settings: Settings, queues: ServedQueues, worker: UUID, modules: Sequence[str] = ()
+) -> AsyncIterator[WarmUp]:
     """Start the children for the block, without waiting for them. The end of the block kills the children and removes
-    the work directory.
+    the work directory. `modules`: as for Children.
     """
     with WorkDir(_work_root(settings), worker) as work_dir:
         children = Children(
@@ -45,6 +47,7 @@ async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> Asy
             pipelines=sorted(queues.isolated_pipelines),
             work_dir=work_dir,
             source=settings.pipelines,
+            modules=modules,
             result_limits=ResultLimits.of_settings(settings),
         )
         started = asyncio.create_task(children.start(), name="children")

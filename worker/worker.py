@@ -8,7 +8,7 @@ because that import takes 0.3 s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
@@ -53,7 +53,17 @@ class Worker:
 
     parts: Parts
 
-    def __init__(self, settings: Settings, pipelines: Pipelines | None = None, *, health: Health | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pipelines: Pipelines | None = None,
+        *,
+        health: Health | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
+        """`pipelines`: the registry; by default that of the setting `pipelines`. Child processes always load the
+        setting's registry, after they have imported `modules`.
+        """
         self.id = new_id()  # new at every start: else the leases of a dead process would look like this worker's
         self.settings = settings
         self.pipelines = with_bulk_operations(
@@ -63,6 +73,7 @@ class Worker:
         dead_letters.declare(pipeline.name for pipeline in self.pipelines)
         self.queues: frozenset[str] = frozenset()
         self.health = health or Health()
+        self._modules = modules
         #: Set when the worker serves all queues that it may serve.
         self.complete = asyncio.Event()
         #: Set when an operator asks this worker to drain, or when most of its threads are stuck. The process should
@@ -129,7 +140,7 @@ class Worker:
         # load their handlers meanwhile would slow the import down.
         if self._chosen.inline:
             import_module(_PARTS)
-        warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
+        warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id, self._modules))
         await asyncio.to_thread(import_module, _PARTS)
         from leasehold.worker.parts import open_parts  # noqa: PLC0415 - see the head of this module
 

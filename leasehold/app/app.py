@@ -20,7 +20,7 @@ from leasehold.app.decorators import BatchDecorator, TaskDecorator, WorkflowDeco
 from leasehold.app.middleware import Middleware, around
 from leasehold.app.processes import Processes
 from leasehold.app.run_limits import Batch
-from leasehold.app.source_location import declaration_error, declared_at, location_of_caller
+from leasehold.app.source_location import declaration_error, declared_at, location_of_caller, module_of_caller
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
@@ -68,6 +68,7 @@ class App:
                 "`_` and `-` only, at most 63"
             )
         self.name = name
+        self.module = module_of_caller(inspect.currentframe())
         self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}
         self._added_kinds: list[Pipeline | Kind] = []
@@ -327,16 +328,20 @@ class App:
         """Run a worker for this app in this process during the block, for a small program or a test. At the end of the
         block the worker claims no further task, and waits up to `drain_seconds` for the attempts that run.
 
+        The processes of `process=True` tasks and of isolated tasks import the program by its name. Raises
+        DeclarationError, before anything starts, if they cannot, or if the program would serve the app there again.
+
         If a part of the worker fails, the block is cancelled, and `serving` raises the error. If an operator drains the
         worker (`leasehold workers drain`), or most of its threads are stuck, it claims no further task, and the block
         goes on.
         """
         from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
-        from leasehold.app.serving import watched  # noqa: PLC0415 - as above
-        from leasehold.worker.worker import Worker  # noqa: PLC0415 - as above
+        from leasehold.app.program import check_no_import_of_child  # noqa: PLC0415 - as above
+        from leasehold.app.serving import watched, worker_of  # noqa: PLC0415 - as above
 
+        check_no_import_of_child()
         log_to_the_program()
-        async with Worker(settings or self.connections.settings, self.pipelines()) as worker, watched(worker):
+        async with worker_of(self, settings or self.connections.settings) as worker, watched(worker):
             yield worker
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from leasehold.app.arguments import Arguments
 from leasehold.app.batches import Batches, result_alone
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.process_frames import CallOfProcess
+from leasehold.app.program import importable_name
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import OVERTAKEN, Cancelled, Permanent, StepError, deciding, errors_of
@@ -92,7 +93,7 @@ class Handling:
     async def process(self, attempt: Any) -> Done:
         """Handle a leasehold.Attempt whose function runs in a process of its own (processes.py)."""
         call = CallOfProcess(
-            module=self._function.__module__,
+            module=importable_name(self._function.__module__) or self._function.__module__,
             task=self._name,
             params=attempt.params.model_dump(mode="json", by_alias=True),
             job_id=str(attempt.job_id),

@@ -37,6 +37,7 @@ from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, 
 from leasehold.domain.registry import import_from_current_folder
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
+from leasehold.runtime.child_imports import import_of_child
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.telemetry.child_logs import own_fields, structlog_by_logging
 from leasehold.worker.sandbox.fences import die_with
@@ -192,7 +193,8 @@ def task_of(module: str, name: str) -> Task[..., Any]:
     its import raises ImportError. Any other error of the import passes unchanged.
     """
     try:
-        values = vars(importlib.import_module(module)).values()
+        with import_of_child():
+            values = vars(importlib.import_module(module)).values()
     except ImportError as error:
         sentence = f"the process of the task {name} cannot import the module {module}: {error}"
         raise Permanent("task_not_found", sentence) from error

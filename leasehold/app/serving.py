@@ -1,4 +1,6 @@
-"""What `App.serving` does beside the block: it looks at the worker, which cannot end the user's program."""
+"""What `App.serving` does: it makes the worker, and looks at it beside the block. The worker cannot end the user's
+program.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,34 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from leasehold.app.program import AppOfProgram, check_program, modules_of, source_of_children
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.worker.served_queues import ServedQueues
+from leasehold.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from leasehold.worker.worker import Worker
+    from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+
+def worker_of(app: AppOfProgram, settings: Settings) -> Worker:
+    """The worker that serves the app in this process. Raises DeclarationError if the processes of its tasks cannot
+    import the app, or would run this program when they do.
+    """
+    pipelines = app.pipelines()
+    queues = ServedQueues.chosen(pipelines, settings)
+    in_processes = [
+        task for task in app.tasks.values() if task.terms.process and task.pipeline.steps[0].queue in queues.every
+    ]
+    imported = modules_of(in_processes)
+    modules: list[str] = []
+    if queues.isolated_pipelines:
+        source, modules = source_of_children(app, queues.isolated_pipelines, settings)
+        settings = settings.model_copy(update={"pipelines": source})
+        imported += [source.partition(":")[0], *modules]
+    check_program(imported)
+    return Worker(settings, pipelines, modules=modules)
 
 
 @asynccontextmanager

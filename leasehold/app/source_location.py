@@ -32,6 +32,12 @@ def location_of_caller(frame: FrameType | None) -> str:
     return "?" if caller is None else _location(caller.f_code.co_filename, caller.f_lineno)
 
 
+def module_of_caller(frame: FrameType | None) -> str:
+    """The name of the module of the frame's caller."""
+    caller = None if frame is None else frame.f_back
+    return "" if caller is None else str(caller.f_globals.get("__name__", ""))
+
+
 @contextmanager
 def declared_at(function: Callable[..., Any]) -> Iterator[None]:
     """`with declared_at(function):` puts the function's place before each DeclarationError."""

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from leasehold.app.app import App
 from leasehold.app.current import Current
+from leasehold.app.program import importable_name
 from leasehold.app.run import Run
 from leasehold.app.source_location import PlaceOfCaller, declaration_error
 from leasehold.celery import result
@@ -126,10 +127,16 @@ class Celery(Lacking):
 
         def declare(function: Callable[..., Any]) -> CeleryTask:
             task_options = dict(options)
-            name = task_options.pop("name", None) or f"{function.__module__}.{function.__name__}"
+            name = task_options.pop("name", None) or f"{self._module_of(function)}.{function.__name__}"
             return CeleryTask(self, function, name, options_of(task_options))
 
         return declare(function[0]) if function else declare
+
+    def _module_of(self, function: Callable[..., Any]) -> str:
+        """The name of the function's module in names of tasks. A script has the same name where it is run and where a
+        worker imports it. A program that no other process can import has the name of the app, as in Celery.
+        """
+        return importable_name(function.__module__) or self.main
 
     def declare(self, task: CeleryTask) -> Any:
         """Declare the leasehold task that runs a CeleryTask, and return it. Raises DeclarationError."""
@@ -144,7 +151,8 @@ class Celery(Lacking):
             return task.work(args or [], kwargs or {}, expires, task_id)
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
-        short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
+        module = self._module_of(task.run)
+        short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{module}.") else task.name
         own_name = _allowed_name(short_name)
         # Refuse a second task with the same name in Leasehold. If this function made up another name for the second
         # task, the order of the imports would decide which task gets which name. But a program and its worker may

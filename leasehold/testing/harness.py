@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from leasehold.app.app import App
 from leasehold.app.handling import FinalErrors
+from leasehold.app.program import modules_of, source_of
 from leasehold.app.run import Run
 from leasehold.app.task import Task
 from leasehold.app.terms import STEP
@@ -133,7 +134,7 @@ class TestApp:
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
-            settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
+            settings = self.settings.model_copy(update={"work_dir": folder})
             # `serving` runs a worker until the block ends.
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
                 for name, schedules in self.app.pipelines().schedules.items():
@@ -145,17 +146,12 @@ class TestApp:
                         raise TimeoutError(f"after {timeout:g} s there is still work: {names}")
                     await asyncio.sleep(_POLL_SECONDS)
 
-    def _source_of_children(self) -> dict[str, str]:
-        """The setting `pipelines`, if the app has isolated tasks: their child processes load the app by it."""
-        if any(task.terms.isolated for task in self.app.tasks.values()):
-            return {"pipelines": source_of(self.app)}
-        return {}
-
     async def _run_until_killed(self, point: str, deadline: float) -> None:
         """Run a worker process until it is killed at the failpoint `point`. `deadline`: by monotonic()."""
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _WORKER, *modules_of(self.app), env=self._environment(point, folder),
+                sys.executable, "-c", _WORKER, *modules_of(self.app.tasks.values()),
+                env=self._environment(point, folder),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
             try:
@@ -312,22 +308,3 @@ def _raise_next_of(task: Task[..., Any], errors: list[BaseException]) -> None:
             _raise_next(errors)
     elif errors:
         raise final_error(errors.pop(0))
-
-
-def modules_of(app: App) -> list[str]:
-    """The modules that declare the app's tasks."""
-    return sorted({task.function.__module__ for task in app.tasks.values()})
-
-
-def source_of(app: App) -> str:
-    """`module:name` of the app. A module that declares tasks is preferred, because importing it declares the tasks,
-    too. Raises DeclarationError if the app is not a global variable of a module.
-    """
-    for module in [*modules_of(app), *sys.modules]:
-        # `sys.modules` has None for a module whose import is blocked.
-        for name, value in list(getattr(sys.modules[module], "__dict__", {}).items()):
-            if value is app and not name.startswith("__"):
-                return f"{module}:{name}"
-    raise DeclarationError(
-        f"the app {app.name} is not a global variable of a module, so no other process can import it"
-    )

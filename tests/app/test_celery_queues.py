@@ -107,7 +107,7 @@ async def test_a_worker_of_the_default_queue_takes_what_was_declared_before_it_w
         assert tasks["shop.early"].delay(1).get(timeout=SECONDS) == 1
         assert chain(tasks["shop.early"].s(2), tasks["shop.own"].s())().get(timeout=SECONDS) == 2
 
-    async with serve(shop.app, queues=("mail",)), asyncio.timeout(SECONDS):
+    async with serve(shop.app, worker_queues="mail"), asyncio.timeout(SECONDS):
         await asyncio.to_thread(call)
     assert [row["queue"] for row in await connection.fetch("SELECT DISTINCT queue FROM task")] == ["mail"]
 

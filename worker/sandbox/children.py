@@ -51,7 +51,8 @@ class NoneForked(NoChild):
 class Children:
     """Runs steps of `pipelines`, at most `size` at once.
 
-    `source`: "module:callable" that returns the registry of pipelines. The inputs and directories of all runs lie
+    `source`: "module:callable" that returns the registry of pipelines. `modules`: the modules that declare tasks of an
+    app that `source` names; they are imported before the registry is made. The inputs and directories of all runs lie
     beneath `work_dir`. Each child can read and write only those of its own run. `result_limits`: the limits for results
     of an app's tasks; None: the defaults of the settings.
     """
@@ -63,12 +64,13 @@ class Children:
         pipelines: Sequence[str],
         work_dir: Path,
         source: str = "leasehold.pipelines:shipped",
+        modules: Sequence[str] = (),
         result_limits: ResultLimits | None = None,
     ) -> None:
         self._size = size
         self._work_dir = work_dir.absolute()
         self._result_limits = result_limits
-        self._spares = {name: Spares(Recipe(source, name, self._work_dir)) for name in pipelines}
+        self._spares = {name: Spares(Recipe(source, name, self._work_dir, tuple(modules))) for name in pipelines}
         self._slots = asyncio.Semaphore(size)
         self._running: set[ChildProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()

@@ -13,11 +13,13 @@ import inspect
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
-from leasehold.domain.registry import Pipelines
+from leasehold.domain.registry import Pipelines, object_at
+from leasehold.runtime.child_imports import import_of_child
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox import child, fences, frames
 
@@ -31,7 +33,8 @@ def main() -> None:
     control = socket.socket(fileno=options.control)
     sys.path[:] = options.import_path
     try:
-        registry = Pipelines.from_source(options.source)
+        with import_of_child():
+            registry = _registry(options.source, options.module)
         packages = _packages(options.source, registry[options.pipeline].module)  # the code that children may read
         own_fences = fences.Fences.around(packages, options.work_dir)  # confines this process
         pipeline = _load(registry, options.pipeline)
@@ -55,10 +58,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--control", type=int, required=True, help="the file descriptor of the worker's requests")
     parser.add_argument("--parent", type=int, required=True, help="the process id to die with")
     parser.add_argument("--source", required=True, help="module:callable that returns the registry of pipelines")
+    parser.add_argument("--module", action="append", default=[], help="to import before the registry is made")
     parser.add_argument("--work-dir", type=Path, required=True, help="the folder with the directories of all runs")
     parser.add_argument("--import-path", action="append", required=True, help="an entry of the worker's sys.path")
     parser.add_argument("pipeline", help="whose handlers to load")
     return parser.parse_args()
+
+
+def _registry(source: str, modules: Sequence[str]) -> Pipelines:
+    """The registry of `source`, after the import of `modules`, which declare tasks of an app that `source` names. The
+    module of `source` is imported first, because it may be they that need it.
+    """
+    if modules:
+        object_at(source)
+        for module in modules:
+            importlib.import_module(module)
+    return Pipelines.from_source(source)
 
 
 def _packages(*modules: str) -> set[str]:

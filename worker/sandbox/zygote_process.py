@@ -56,17 +56,21 @@ _GREETING_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines."""
+    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines. `modules`: modules to
+    import before the registry is made.
+    """
 
     source: str
     pipeline: str
     work_dir: Path
+    modules: tuple[str, ...] = ()
 
     def command(self, control_fd: int) -> list[str]:
         return [
             sys.executable, "-B", "-P", "-m", "leasehold.worker.sandbox.zygote",
             "--control", str(control_fd), "--parent", str(os.getpid()),
             "--source", self.source, "--work-dir", str(self.work_dir),
+            *(f"--module={module}" for module in self.modules),
             *(f"--import-path={entry}" for entry in import_path()), "--", self.pipeline,
         ]  # fmt: skip
 
