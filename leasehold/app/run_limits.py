@@ -21,7 +21,7 @@ from leasehold.domain.option_types import check_time, check_whole
 class Limit:
     """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. The
     limit counts the runs of each tenant separately. `by`: a JSON pointer into the arguments. Runs with different values
-    there are also counted separately.
+    there are also counted separately. Calls of the task by `ctx.run` of workflows are runs, too.
     """
 
     at_most: int | None = None

@@ -14,8 +14,8 @@ from leasehold.domain.pipeline import Pipeline
 
 
 class StartableTask:
-    """A task that a workflow may start. `ctx.start` starts a separate run; `ctx.run` adds a step to the workflow's job.
-    Implements leasehold.workflows.pending.Runnable.
+    """A task that a workflow may start. `ctx.start` starts a separate run. `ctx.run` adds a step to the workflow's job,
+    or starts a separate run if the task is limited. Implements leasehold.workflows.pending.Runnable.
     """
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:
@@ -27,11 +27,15 @@ class StartableTask:
         self.step_name = pipeline.name.partition(".")[2]
         self.handler = f"{pipeline.name}.{pipeline.steps[0].name}"
 
+    @property
+    def is_limited(self) -> bool:
+        return bool(self._pipeline.limits)
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._arguments.encoded(args, kwargs)
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
-        """The run that `ctx.start` starts."""
+        """The run that `ctx.start` starts, or `ctx.run` of a limited task."""
         from leasehold.app.writing import template_version_of  # noqa: PLC0415 - code that only declares tasks does not load the database driver
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 

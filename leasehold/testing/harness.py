@@ -33,6 +33,7 @@ from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.testing.server import TestServer
 from leasehold.transitions.time_travel import end_leases, let_pass
+from leasehold.transitions.workflows.children import HAS_NEWS, IS_WAITING_WORKFLOW
 from leasehold.workflows.driver import final_error
 
 Parameters = ParamSpec("Parameters")
@@ -46,13 +47,18 @@ _WORKER = (
 )
 
 # Up to five examples of work that is due or under way: due tasks, running tasks, tasks of runs that wait at concurrency
-# limits, and due schedules. Also ended runs whose webhook deliveries or follow-up runs are not written yet.
-_FIND_BUSY = """
+# limits, and due schedules. Also ended runs whose webhook deliveries or follow-up runs are not written yet, and ended
+# runs of which the workflow that awaits them does not know yet.
+_FIND_BUSY = f"""
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
       AND (t.status IN ('pending', 'retry', 'waiting') OR (t.status = 'blocked' AND j.held))))
 UNION ALL
 SELECT 'a tick of the schedule', template, 'due' FROM schedule WHERE next_run_at <= clock_timestamp()
+UNION ALL
+SELECT 'the end of a run that it awaits', j.pipeline, 'due' FROM job j WHERE j.finished_at IS NULL
+  AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND {HAS_NEWS})
+  AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND {IS_WAITING_WORKFLOW})
 UNION ALL
 SELECT 'webhooks and follow-up runs', pipeline, 'due' FROM job WHERE notify AND finished_at IS NOT NULL
 LIMIT 5

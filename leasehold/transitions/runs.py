@@ -56,6 +56,10 @@ class NewRun:
     start_within: timedelta | None = None  # replaces the template's `start_within`
     tags: Mapping[str, str] = field(default_factory=dict)
     callback_url: str | None = None
+    #: The run does the work of a step of a workflow (`ctx.run` of a limited task). It waits only at the limits that its
+    #: task declares, and at none of an operator: the workflow has its place there, and would wait for itself. As of a
+    #: step, no webhook and no `on_failure` follows its end: the workflow handles it.
+    is_step: bool = False
     id: UUID = field(default_factory=new_id)
 
 
@@ -220,7 +224,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
         # The duty that reports `notify` jobs to webhooks also starts the runs of `on_failure`.
-        notify=notify or bool(_followed(new.template_version.pipeline)),
+        notify=not new.is_step and (notify or bool(_followed(new.template_version.pipeline))),
         tags=new.tags,
         callback_url=new.callback_url,
         run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
@@ -298,7 +302,7 @@ async def revive(
             new.params if replaces_params else None,
             from_step,
             admission.terms,
-            followed=_followed(new.template_version.pipeline),
+            followed=() if new.is_step else _followed(new.template_version.pipeline),
             cause=cause,
         )
     return None if hints is None else admission.created(new.id, hints)
@@ -456,4 +460,5 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
 
 
 def _declared_limits(rules: TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
-    return limits.applicable_limits(rules.limits, new.tenant_id, new.template_version.pipeline, new.params)
+    declared = () if new.is_step else rules.limits
+    return limits.applicable_limits(declared, new.tenant_id, new.template_version.pipeline, new.params)

@@ -85,7 +85,8 @@ class Context:
         return self._driver.version
 
     def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        """Run the task as a step of this run, on the task's own queue, with the task's own retries.
+        """Run the task as a step of this run, on the task's own queue, with the task's own retries. If the task has a
+        limit, a run of its own does the work, so that the limit holds. It is cancelled with this run.
 
         The call raises InvalidArguments, or Permanent `workflow_as_step` if the task is a workflow. Awaiting it gives
         the task's result, or raises TaskFailed.

@@ -42,7 +42,7 @@ from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.branch import Branch
 from leasehold.workflows.ends import needed_ends
-from leasehold.workflows.journal import Replay
+from leasehold.workflows.journal import Replay, is_own_run
 from leasehold.workflows.pending import (
     Gather,
     Journaled,
@@ -100,7 +100,7 @@ class Driver:
         self._start = start
         self._max_calls = max_calls
         self._max_call_bytes = max_call_bytes
-        self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
+        self._call_count = 0  # calls whose rows of the journal were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
         # Together with the journal, `_read` reads only the oldest signals. If there are more, `_last_signal` is the id
@@ -115,12 +115,13 @@ class Driver:
         self._active: Branch | None = None
         self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
-        self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
+        # By the id() of the Pending that they wait for. A RunCall waits for the end of its run.
+        self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
         self._branches: dict[str, Branch] = {}  # by path
         self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
         self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
-        # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
-        self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
+        # The asyncio tasks that carry out `ctx.call` and `ctx.start`, and `ctx.run` of limited tasks.
+        self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]] = {}
         self._committing = asyncio.Lock()
         self._cancelling = False  # the workflow has seen the cancel (see `_cancel`)
         self._cancelled_at: datetime | None = None  # when the cancel was requested; `_read` reads it with the journal
@@ -256,7 +257,7 @@ class Driver:
                     " other (ctx.start)",
                 )
             self._replay = Replay(journal.entries)
-            self._row_count = self._replay.length
+            self._call_count = self._replay.call_count
             self.version = journal.version
             self._main = self._branches[""] = Branch("", self._start(self), journal.started_at)
             self._ready.append(self._main)
@@ -315,6 +316,9 @@ class Driver:
         branch = self._branch_of(call)
         if isinstance(call, ResultCall):
             await self._receive_end(port, call, branch, entry)
+        elif isinstance(call, RunCall) and call.is_own_run:
+            assert entry.child is not None
+            await self._await_own_run(port, call, entry.child)
         elif isinstance(call, (RunCall, LocalCall)) and entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
         elif isinstance(call, RunCall) and entry.status == "succeeded":
@@ -334,6 +338,44 @@ class Driver:
             await self._match_signal(port, call, entry)
         else:
             self._wait(call, entry.seconds)
+
+    async def _await_own_run(self, port: Port, call: RunCall[Any], child: UUID) -> None:
+        """Replay the wait for the run that does the work of the call. The transaction that starts the run also writes
+        the row of the wait. If the journal lacks it, a client has retried this workflow, and the run had failed: the
+        workflow retries the run.
+        """
+        if self._replay.at((_branch_of_end(call), 1)) is None:
+            if self._cancelling:
+                self._reject_as_cancelled(call)
+            else:
+                self._begin_own_run(port, call, child, again=True)
+            return
+        end = self._end_of(call, child)
+        entry = self._replay.take(end)
+        assert entry is not None
+        await self._receive(port, end, entry)
+        self._check_wait(end)
+
+    def _begin_own_run(self, port: Port, call: RunCall[Any], child: UUID, *, again: bool = False) -> None:
+        """Start the run that does the work of the call. `again`: the journal has the run already: retry it."""
+        record = Call(call.branch, call.number, "start", call.step, child=child)
+        wait = Call(_branch_of_end(call), 1, "result", call.step, child=child)
+        if again:
+            self._take_ends()
+        else:
+            self._count_call()
+        self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record, wait, again=again))] = call
+
+    def _end_of(self, call: RunCall[Any], child: UUID) -> ResultCall[Any]:
+        """The wait for the run that does the work of the call. The wait gives its result to the call. Its place is
+        below that of the call: `3/` and 1 for call 3. So the calls of a task have the same places, with a limit or
+        without, also if the limit changes while the workflow runs.
+        """
+        end: ResultCall[Any] = ResultCall(call.task, child)
+        end.name, end.branch, end.number = call.step, _branch_of_end(call), 1
+        end.owner = self._branches[call.branch]
+        self._waiters[id(end)] = [call]
+        return end
 
     async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
         """Give the call the end of its run: from the journal's record of that end, or else from the run's present
@@ -417,11 +459,11 @@ class Driver:
         return signal
 
     def _end_wait(self, entry: Entry | None, record: Call) -> None:
-        """Record how the wait for a signal ended. `entry`: the wait's row in the journal; `_row_count` includes it
+        """Record how the wait for a signal ended. `entry`: the wait's row in the journal; `_call_count` includes it
         already.
         """
         if entry is None:
-            self._count_row()
+            self._count_call()
         self.calls.append(record)
 
     def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
@@ -459,6 +501,9 @@ class Driver:
         for waiter in self._waiters.pop(id(pending), ()):
             if isinstance(waiter, Branch):
                 self._ready.append(waiter)
+            elif isinstance(waiter, RunCall):
+                waiter.is_done, waiter.value, waiter.error = True, pending.value, pending.error
+                self._wake(waiter)
             else:
                 waiter.open_count -= 1
                 if waiter.open_count == 0:
@@ -543,6 +588,8 @@ class Driver:
         if isinstance(call, RunCall):
             key = (call.branch, call.name)
             self._step_counts[key] = self._step_counts.get(key, 0) + 1
+            call.step = f"{call.name}#{self._step_counts[key]}"
+            call.is_own_run = self._is_own_run(call)
         entry = self._replay.take(call)
         if entry is not None:
             await self._receive(port, call, entry)
@@ -552,7 +599,18 @@ class Driver:
             self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
         else:
             self._reject_as_cancelled(call)
-        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # a cancelled workflow must not wait
+        self._check_wait(call)
+
+    def _is_own_run(self, call: RunCall[Any]) -> bool:
+        """Whether a run of its own does the work of the call, and not a step. If the journal has the call, it decides:
+        the task may have got its limit, or lost it, since then.
+        """
+        entry = self._replay.at((call.branch, call.number))
+        return call.task.is_limited if entry is None else is_own_run(entry)
+
+    def _check_wait(self, call: Journaled[Any]) -> None:
+        """End the call with Cancelled if it waits in a workflow that is being cancelled, which must not wait."""
+        if self._cancelling and (call.branch, call.number) in self._waiting_calls:
             self._cancel_call(call)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
@@ -589,11 +647,12 @@ class Driver:
     async def _begin(self, port: Port, call: Journaled[Any]) -> None:
         """Make a call that the journal does not have yet."""
         match call:
+            case RunCall(is_own_run=True):
+                self._begin_own_run(port, call, new_id())
             case RunCall():
-                step = f"{call.branch}{call.name}#{self._step_counts[call.branch, call.name]}"
                 self._write(
-                    Call(call.branch, call.number, "run", call.name, child=new_id(), step=step, argument=call.argument,
-                         handler=call.task.handler, **call.task.new_step())
+                    Call(call.branch, call.number, "run", call.name, child=new_id(), step=f"{call.branch}{call.step}",
+                         argument=call.argument, handler=call.task.handler, **call.task.new_step())
                 )  # fmt: skip
                 self._wait(call, None)
             case SleepCall():
@@ -606,7 +665,7 @@ class Driver:
                 # on.
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
-                self._count_row()
+                self._count_call()
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
@@ -614,7 +673,7 @@ class Driver:
                 # committed, and the driver then reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
-                self._count_row()  # before the function has an effect
+                self._count_call()  # before the function has an effect
                 # Rows that are not open record how waits have ended, and where Cancelled was raised. The code has come
                 # to this call by these rows.
                 has_news = any(row.state != "open" for row in self.calls)
@@ -631,10 +690,19 @@ class Driver:
             raise _NotCalled
         return await port.call(call.function)
 
-    async def _start_run(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
+    async def _start_run(
+        self,
+        port: Port,
+        call: StartCall[Any] | RunCall[Any],
+        record: Call,
+        wait: Call | None = None,
+        *,
+        again: bool = False,
+    ) -> UUID | None:
+        """Start the run of the call. The parameters are those of `Port.start`. None: a cancel came before."""
         if not await self._commit(port):  # the journal must have the earlier calls before the run starts
             return None
-        return record.child if await port.start(call, record) else None
+        return record.child if await port.start(call, record, wait, again=again) else None
 
     async def _finish_local_task(self, port: Port) -> None:
         """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call` or a
@@ -646,7 +714,7 @@ class Driver:
         ended: list[tuple[LocalCall[Any], Call, Any]] = []
         broken: Permanent | None = None
         for task, call in self._take_done(done):
-            if isinstance(call, StartCall):
+            if not isinstance(call, LocalCall):
                 self._finish_start(call, task.result())
                 continue
             try:
@@ -674,17 +742,23 @@ class Driver:
 
     def _take_done(
         self, done: Collection[asyncio.Task[Any]]
-    ) -> list[tuple[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]]]:
+    ) -> list[tuple[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]]]:
         """Take the tasks that are done, in the order of their calls: a replay goes on in this order."""
         taken = [(task, call) for task, call in self._local_tasks.items() if task in done]
         for task, _ in taken:
             del self._local_tasks[task]
         return taken
 
-    def _finish_start(self, call: StartCall[Any], child: UUID | None) -> None:
-        """Give the call the handle of its run. `child` is None if the run was not started, because of a cancel."""
+    def _finish_start(self, call: StartCall[Any] | RunCall[Any], child: UUID | None) -> None:
+        """Give the call the handle of its run, or let it wait for the end of its run (`ctx.run` of a limited task).
+        `child` is None if the run was not started, because of a cancel.
+        """
         if child is None:
             self._finish_as_cancelled(call)
+        elif isinstance(call, RunCall):
+            end = self._end_of(call, child)
+            self._wait(end, None)  # a duty wakes the workflow, also if the run ends before the workflow suspends
+            self._check_wait(end)
         else:
             call.resolve(call.make(child))
             self._wake(call)
@@ -696,16 +770,16 @@ class Driver:
 
     def _write(self, call: Call) -> None:
         """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
-        self._count_row()
+        self._count_call()
         self.calls.append(call)
 
-    def _count_row(self) -> None:
+    def _count_call(self) -> None:
         """Count a new call. Before that, record the ends of runs that the code has seen (see `_receive_end`). Raises
         Permanent `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
-        self._row_count += 1
-        if self._row_count > self._max_calls:
+        self._call_count += 1
+        if self._call_count > self._max_calls:
             sentence = (
                 f"a workflow makes at most {self._max_calls} calls (LEASEHOLD_WORKFLOW_MAX_CALLS): start a new run"
             )
@@ -760,7 +834,15 @@ class Driver:
         return max(min(deadlines) - now, 0.001) if deadlines else None
 
     def _branch_of(self, call: Journaled[Any]) -> Branch:
-        return self._branches[call.branch]
+        branch: Branch = self._branches.get(call.branch, call.owner)  # the place of `_end_of` is in no branch
+        return branch
+
+
+def _branch_of_end(call: RunCall[Any]) -> str:
+    """Where the journal has the wait for the run that does the work of the call. No branch of a gather has this name:
+    such a name has a point in each part.
+    """
+    return f"{call.branch}{call.number}/"
 
 
 def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:

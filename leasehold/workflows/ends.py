@@ -15,7 +15,7 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
     """
     if pending is None or pending.is_done:
         return None
-    if isinstance(pending, RunCall):
+    if _is_step(pending):
         return 1
     if isinstance(pending, Branch):
         return needed_ends(pending.waits_for)
@@ -24,7 +24,12 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
     open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may occur several times
     # A branch among the parts may go on before the other parts have ended. So the workflow must wake for the first
     # branch that can go on.
-    other_parts = [part for part in open_parts if not isinstance(part, RunCall)]
+    other_parts = [part for part in open_parts if not _is_step(part)]
     if not other_parts:
         return len(open_parts)
     return min((ends for part in other_parts if (ends := needed_ends(part)) is not None), default=None)
+
+
+def _is_step(pending: Pending[Any]) -> bool:
+    """Whether the call waits for a step. The end of a run of its own is no end of a step: a duty wakes the workflow."""
+    return isinstance(pending, RunCall) and not pending.is_own_run

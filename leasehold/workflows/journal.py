@@ -10,7 +10,7 @@ from typing import Any
 
 from leasehold.domain.errors import Retryable
 from leasehold.transitions.workflows.reading import Entry
-from leasehold.workflows.pending import Journaled
+from leasehold.workflows.pending import Journaled, RunCall
 
 Place = tuple[str, int]  # the branch of the call, and the call's number in it
 
@@ -20,7 +20,8 @@ class Replay:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
-        self.length = len(self._entries)
+        #: How many calls have made the entries. The call of a limited task has two (`is_own_run`).
+        self.call_count = len(self._entries) - sum(map(is_own_run, self._entries.values()))
         self._last_match: str | None = None
         #: How many entries are left in each branch and in the branches below it. None: nobody has asked for it yet.
         self._left: Counter[str] | None = None
@@ -41,8 +42,10 @@ class Replay:
         entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None
-        if (entry.kind, entry.name) != (call.kind, call.name):
-            raise self._changed(entry, f"{call.kind} {call.name}")
+        # The call of a limited task has the row of a start.
+        name = call.step if isinstance(call, RunCall) and call.is_own_run else call.name
+        if (_kind_of(entry), entry.name) != (call.kind, name):
+            raise self._changed(entry, f"{call.kind} {name}")
         del self._entries[entry.branch, entry.number]
         if self._left is not None:
             self._left.subtract(_with_ancestors(entry.branch))
@@ -75,6 +78,18 @@ def _with_ancestors(branch: str) -> Iterator[str]:
     yield from (branch[: end + 1] for end, character in enumerate(branch) if character == "/")
 
 
+def is_own_run(entry: Entry) -> bool:
+    """Whether the entry is of `ctx.run`, and a run of its own does the work, because the task is limited. Such an entry
+    has the name of a step (`charge#1`). The entry of `ctx.start` has the name of the task, which has no `#`.
+    """
+    return entry.kind == "start" and "#" in entry.name
+
+
+def _kind_of(entry: Entry) -> str:
+    """The kind of the call that has made the entry."""
+    return "run" if is_own_run(entry) else entry.kind
+
+
 def _described(entry: Entry) -> str:
     where = f" of branch {entry.branch}" if entry.branch else ""
-    return f"{entry.kind} {entry.name} as call {entry.number}{where}"
+    return f"{_kind_of(entry)} {entry.name} as call {entry.number}{where}"

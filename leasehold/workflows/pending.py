@@ -66,11 +66,15 @@ class Runnable(Protocol):
     def handler(self) -> str:
         """The name of the handler, the code of the task, as `pipeline.step`."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the task declares a limit. `ctx.run` then starts a run of its own: limits admit runs only."""
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> NewRun:
-        """A separate run of the task, for `ctx.start`."""
+        """A separate run of the task: for `ctx.start`, and for `ctx.run` if the task is limited."""
 
     def new_step(self) -> Mapping[str, Any]:
         """Queue, max_attempts, timeout_seconds and cancelable of the step's row, for `ctx.run`."""
@@ -96,14 +100,18 @@ class Journaled(Pending[T]):
 
 
 class RunCall(Journaled[T]):
-    """`ctx.run`."""
+    """`ctx.run`. The driver sets two attributes when it begins the call. `step`: the name of the call's step, `name#n`,
+    but without its branch. `is_own_run`: a run of its own does the work instead, because the task is limited.
+    """
 
-    __slots__ = ("argument", "task")
+    __slots__ = ("argument", "is_own_run", "step", "task")
 
     def __init__(self, task: Runnable, argument: Mapping[str, Any], name: str | None) -> None:
         super().__init__("run", name or task.step_name)
         self.task = task
         self.argument = argument
+        self.step = ""
+        self.is_own_run = False
 
 
 class SleepCall(Journaled[None]):
@@ -160,7 +168,7 @@ class StartCall(Journaled[T]):
 
 
 class ResultCall(Journaled[T]):
-    """The result of a run that `ctx.start` has started."""
+    """The result of a run that `ctx.start` has started, or `ctx.run` of a limited task."""
 
     __slots__ = ("child", "task")
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from leasehold.transitions.workflows.reading import Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
-from leasehold.workflows.pending import StartCall
+from leasehold.workflows.pending import RunCall, StartCall
 
 
 class Port(Protocol):
@@ -27,9 +27,13 @@ class Port(Protocol):
         in its code. Returns False, and writes nothing, if a cancel was requested that the workflow has not seen.
         """
 
-    async def start(self, call: StartCall[Any], record: Call) -> bool:
+    async def start(
+        self, call: StartCall[Any] | RunCall[Any], record: Call, wait: Call | None = None, *, again: bool = False
+    ) -> bool:
         """Write the run that `ctx.start` begins, and the call's row of the journal, in one transaction. Returns False,
-        and writes neither, if the workflow is being cancelled and the run is not a detached one.
+        and writes neither, if the workflow is being cancelled and the run is not a detached one. `wait`: also the row
+        that waits for the end of the run, which then does the work of a step (`ctx.run` of a limited task). `again`:
+        the journal has `record`, and the run has failed: retry it, and write `wait`.
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:

@@ -21,6 +21,8 @@ from tests.app import kit_main, kit_parts
 from tests.app.kit_shop import (
     Order,
     add,
+    ask_the_bank,
+    bill,
     celery,
     charge,
     checkout,
@@ -82,6 +84,15 @@ def test_a_workflow_sees_the_time_that_has_passed(leasehold_app: TestApp) -> Non
     leasehold_app.drain()
     assert run.status() == "succeeded"
     assert run.result() == 3
+
+
+def test_a_workflow_goes_on_when_a_run_that_it_awaits_has_ended(leasehold_app: TestApp) -> None:
+    """The task has a limit, so that a run of its own does the work. The run counts among those submitted."""
+    run = bill.submit()
+    leasehold_app.drain()
+    assert run.status() == "succeeded"
+    assert run.result() == [1, 2, 3, 4]
+    assert sorted(one.arguments["amount"] for one in leasehold_app.submitted(ask_the_bank)) == [1, 2, 4]
 
 
 def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import App, Context, Retry, current
+from leasehold import App, Context, Limit, Retry, current
 from leasehold.celery import Celery
 
 app = App("kit")
@@ -53,6 +53,17 @@ async def remind(ctx: Context) -> int:
         polls += await ctx.run(add, 1, 0)
         await ctx.sleep(timedelta(hours=1))
     return polls
+
+
+@app.task(limit=Limit(at_most=1))
+async def ask_the_bank(amount: int) -> int:
+    return amount
+
+
+@app.workflow
+async def bill(ctx: Context) -> list[int]:
+    first = await ctx.gather(ctx.run(ask_the_bank, 1), ctx.run(ask_the_bank, 2), ctx.run(add, 3, 0))
+    return [*first, await ctx.run(ask_the_bank, 4)]
 
 
 @app.cron("0 3 * * *")

@@ -531,6 +531,29 @@ def test_the_header_of_a_chord_may_be_a_single_call() -> None:
         assert member == (header.plan if is_whole else add.s(1, 2).plan)
 
 
+@app.task(rate_limit="3/m")
+def rare(n):
+    seen.append(("rare", n))
+    return n
+
+
+async def test_a_rate_holds_for_the_calls_of_a_group(serve: Serve) -> None:
+    """All calls of a group started at once: its rate held for `delay` alone."""
+
+    def program() -> None:
+        with_rate = group([*(rare.s(n) for n in range(8)), add.s(1, 1)])()
+        deadline = time.monotonic() + SECONDS
+        while len([name for name, _ in seen if name == "rare"]) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.0)
+        assert len([name for name, _ in seen if name == "rare"]) == 3
+        with_rate.revoke()
+
+    seen.clear()
+    await session(serve, program)
+
+
 async def test_only_the_named_exceptions_are_tried_again(serve: Serve) -> None:
     def program() -> None:
         with pytest.raises(TaskFailed, match="ConnectionError: it"):

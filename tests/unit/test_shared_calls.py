@@ -26,7 +26,9 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 Program = Sequence[tuple[str, Any]]
 
 
+@dataclass
 class Task:
+    is_limited: bool = False
     step_name = "own"
     is_workflow = False
     handler = "shop.run"
@@ -62,8 +64,8 @@ def _awaited(rng: random.Random, depth: int) -> tuple[str, Any]:
 
 def workflow_of(program: Program) -> Callable[[Driver], Coroutine[Any, Any, None]]:
     async def workflow(_: Driver) -> None:
-        calls: list[Pending[Any]] = [RunCall(Task(), {}, f"call {number}") for number in range(2)]
-        parts: list[Pending[Any]] = [RunCall(Task(), {}, f"part {number}") for number in range(2)]
+        calls: list[Pending[Any]] = [RunCall(Task(is_limited=number == 1), {}, f"call {number}") for number in range(2)]
+        parts: list[Pending[Any]] = [RunCall(Task(is_limited=number == 1), {}, f"part {number}") for number in range(2)]
         gathers = [Gather((part,), return_exceptions=False) for part in parts]
 
         def pending(kind: str, what: Any) -> Pending[Any]:
@@ -73,7 +75,7 @@ def workflow_of(program: Program) -> Callable[[Driver], Coroutine[Any, Any, None
                 case "gather":
                     return gathers[int(what)]
                 case "own":
-                    return RunCall(Task(), {}, None)
+                    return RunCall(Task(is_limited=what == 1), {}, None)
             return Gather(tuple(element(*one) for one in what), return_exceptions=False)
 
         def element(kind: str, what: Any) -> Pending[Any] | Coroutine[Any, Any, None]:
@@ -90,17 +92,18 @@ def workflow_of(program: Program) -> Callable[[Driver], Coroutine[Any, Any, None
 
 @dataclass
 class Rows:
-    """The journal: what each place calls, and whether it has ended."""
+    """The journal: what each place calls (kind and name), and whether it has ended."""
 
-    rows: dict[tuple[str, int], tuple[str, bool]] = field(default_factory=dict)
+    rows: dict[tuple[str, int], tuple[str, str, bool]] = field(default_factory=dict)
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         entries = [
             Entry(
-                branch, number, "run", name, state="open", value={"value": 1} if ended else None, child=uuid4(),
-                status="succeeded" if ended else "running", code=None, message=None, seconds=None, at=BEGAN,
+                branch, number, kind, name, state="open", value={"value": 1} if ended else None, child=uuid4(),
+                status=None if kind == "start" else "succeeded" if ended else "running", code=None, message=None,
+                seconds=None, at=BEGAN,
             )
-            for (branch, number), (name, ended) in self.rows.items()
+            for (branch, number), (kind, name, ended) in self.rows.items()
             if places is None or (branch, number) in places
         ]  # fmt: skip
         return Journal(news=0, started_at=BEGAN, version=1, entries=entries, signals=[])
@@ -110,17 +113,20 @@ class Rows:
 
     def add(self, calls: Sequence[Call]) -> None:
         for call in calls:
+            if call.state != "open":  # the record of an end
+                continue
             assert (call.branch, call.number) not in self.rows
-            self.rows[call.branch, call.number] = call.name, False
-        names = [name for name, _ in self.rows.values() if name != "own"]
+            self.rows[call.branch, call.number] = call.kind, call.name, False
+        names = [name for kind, name, _ in self.rows.values() if kind != "result" and not name.startswith("own")]
         assert len(names) == len(set(names)), "a shared call was begun twice"
 
-    def end(self, rng: random.Random) -> int:
-        """End some of the open steps. Returns how many were open."""
-        open_places = [place for place, (_, ended) in self.rows.items() if not ended]
-        for place in rng.sample(open_places, rng.randint(1, len(open_places))):
-            self.rows[place] = self.rows[place][0], True
-        return len(open_places)
+    def end(self, rng: random.Random) -> tuple[int, int]:
+        """End some of the open steps and runs. Returns how many of each were open."""
+        opened = {place: kind for place, (kind, _, ended) in self.rows.items() if not ended and kind != "start"}
+        for place in rng.sample([*opened], rng.randint(1, len(opened))):
+            self.rows[place] = *self.rows[place][:2], True
+        kinds = list(opened.values())
+        return kinds.count("run"), kinds.count("result")
 
     def cancelled(self) -> bool:
         return False
@@ -131,10 +137,14 @@ class Rows:
     def check(self) -> None: ...
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        raise NotImplementedError
+        self.add(calls)
+        return True
 
-    async def start(self, call: Any, record: Call) -> bool:
-        raise NotImplementedError
+    async def start(self, call: Any, record: Call, wait: Call | None = None, *, again: bool = False) -> bool:
+        assert wait is not None
+        assert not again
+        self.add([record, wait])
+        return True
 
     async def call(self, function: Callable[[], Any]) -> Any:
         raise NotImplementedError
@@ -157,8 +167,11 @@ async def end_of(program: Program, rng: random.Random) -> str:
         driver.calls_taken()
         if outcome.ended:
             return "ended"
-        assert outcome.wakes_after_ends is not None
-        assert outcome.wakes_after_ends <= rows.end(rng), "the workflow would wait for ever"
+        steps, runs = rows.end(rng)
+        if outcome.wakes_after_ends is None:
+            assert runs, "the workflow would wait for ever"
+        else:
+            assert outcome.wakes_after_ends <= steps, "the workflow would wait for ever"
         if rng.random() < 0.5:
             driver.close()
             driver = Driver(uuid4(), workflow_of(program), 1000)

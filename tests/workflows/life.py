@@ -18,7 +18,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Cancelled, LeaseLost
-from leasehold.transitions import claims, settlements, sweeps
+from leasehold.transitions import claims, concurrency, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
 from leasehold.transitions.workflows import children, reading, recording
@@ -96,12 +96,12 @@ class Port:
             raise LeaseLost
         return recorded.committed
 
-    async def start(self, call: Any, record: Call) -> bool:
+    async def start(self, call: Any, record: Call, wait: Call | None = None, *, again: bool = False) -> bool:
         async with self.turn:
             await self.deaths.point()
             new = call.task.new_run(record.child, "t", call.argument, 3600)
             async with self.connection.transaction():
-                created = await children.start(self.connection, self.claimed.lease, record, new)
+                created = await children.start(self.connection, self.claimed.lease, record, new, wait, again=again)
             await self.deaths.point()
         return created is not None
 
@@ -121,6 +121,11 @@ class Port:
         return False
 
     def check(self) -> None: ...
+
+
+def _task_of(claimed: Claimed) -> str:
+    """The name of the task whose code is the step's. Only a step that a workflow has started names its handler."""
+    return claimed.pipeline if claimed.handler is None else claimed.handler.rpartition(".")[0]
 
 
 @dataclass
@@ -147,13 +152,15 @@ class Life:
             try:
                 due = await self.due()
                 await children.wake_waiting(self.runs.connection)
+                waiting_limits = await concurrency.with_waiting_jobs(self.runs.connection, ("", ""))
+                await concurrency.admit(self.runs.connection, waiting_limits)
                 if not due and waiting and self.rng.random() < 0.5:
                     name = waiting.pop(0)
                     await self.runs.signal(run, name, {"by": f"{name} {len(waiting)}"})
                 while due:
                     claimed = due.pop(0)
                     await self.deaths.point()
-                    if "#" in claimed.step:
+                    if not shop.app.tasks[_task_of(claimed)].runnable.is_workflow:
                         following = await self._child(claimed)
                     else:
                         following = await self.drive(claimed, arguments if claimed.job_id == run else (shop.SEVEN,))
@@ -178,7 +185,7 @@ class Life:
         return due
 
     async def _child(self, claimed: Claimed) -> Claimed | None:
-        task = next(task for task in shop.app.tasks.values() if task.runnable.handler == claimed.handler)
+        task = shop.app.tasks[_task_of(claimed)]
         await self.deaths.point()
         following: Claimed | None = None
         params = task.arguments.model.model_validate(claimed.params)

@@ -12,7 +12,19 @@ from uuid import UUID
 
 from pydantic import AnyUrl, BaseModel, ConfigDict, Field, NaiveDatetime, PlainSerializer, computed_field
 
-from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, SignalInvalid, TaskFailed, current
+from leasehold import (
+    App,
+    Cancelled,
+    Context,
+    Failed,
+    Limit,
+    NotWhileUndoing,
+    Permanent,
+    Retry,
+    SignalInvalid,
+    TaskFailed,
+    current,
+)
 
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
@@ -651,7 +663,7 @@ async def undoes(ctx: Context) -> str:
         await ctx.call(_drawing)
         await ctx.sleep(60)
         child = await ctx.start(checkout, SEVEN)
-        await ctx.gather(ctx.run(double, 1), _named(ctx, 2), ctx.sleep(60))
+        await ctx.gather(ctx.run(double, 1), _named(ctx, 2), ctx.run(triple_alone, 3), ctx.sleep(60))
         await ctx.wait_for("go", Approval)
         await child.result()
     except Cancelled:
@@ -673,8 +685,10 @@ async def undoes_a_wait(ctx: Context, kind: str) -> None:
                 await ctx.run(stuck)
             case "result":
                 await (await ctx.start(approved_later)).result()
+            case "limited":
+                await ctx.run(stuck_alone)
             case _:
-                await ctx.gather(ctx.run(stuck), _named(ctx, 2), ctx.sleep(60))
+                await ctx.gather(ctx.run(stuck), _named(ctx, 2), ctx.run(stuck_alone), ctx.sleep(60))
     except Cancelled:
         await ctx.call(_undo, "first")
         await ctx.call(_undo, "second")
@@ -805,3 +819,118 @@ async def keeps_on(ctx: Context) -> None:
     except Cancelled:
         await ctx.call(_undo, "loop")
         raise
+
+
+#: How many attempts of `alone` run now, and the most that have run at once.
+alone_now = {"now": 0, "most": 0}
+
+
+@app.task(limit=Limit(at_most=1))
+async def alone(number: int) -> int:
+    ran.append(("alone", number))
+    alone_now["now"] += 1
+    alone_now["most"] = max(alone_now.values())
+    await asyncio.sleep(0.05)
+    alone_now["now"] -= 1
+    return 2 * number
+
+
+@app.task(limit=Limit(at_most=1), retry=Retry(times=1, delay=timedelta(0)))
+async def refuse_alone(code: str) -> None:
+    raise Permanent(code, "no such card")
+
+
+@app.task
+async def told(failed: Failed) -> None:
+    ran.append(("told", failed.task))
+
+
+@app.task(limit=Limit(at_most=1), on_failure=told)
+async def unreliable_alone(number: int) -> int:
+    ran.append(("unreliable_alone", number))
+    if number not in repaired:
+        raise Permanent("broken", f"{number} is broken")
+    return number
+
+
+@app.task(limit=Limit(at_most=1))
+async def large_alone(size: int) -> str:
+    return "x" * size
+
+
+@app.task(limit=Limit(at_most=1))
+async def stuck_alone() -> None:
+    for _ in range(600):
+        await asyncio.sleep(0.1)
+        current().checkpoint()
+
+
+@app.task(limit=Limit(at_most=1))
+def triple_alone(number: int) -> int:
+    return 3 * number
+
+
+@app.workflow
+async def alone_and_not(ctx: Context) -> list[int]:
+    first, second = await ctx.gather(ctx.run(triple_alone, 1), ctx.run(triple, 2))
+    return [await ctx.run(triple_alone, first), await ctx.run(double, second)]
+
+
+@app.workflow
+async def gathers_alone(ctx: Context, count: int) -> list[int]:
+    return await ctx.gather(*(ctx.run(alone, number) for number in range(count)))
+
+
+@app.workflow
+async def branches_alone(ctx: Context, count: int) -> list[int]:
+    """Steps and runs of their own in branches, one after the other."""
+
+    async def branch(number: int) -> int:
+        return await ctx.run(alone, await ctx.run(double, number))
+
+    return await ctx.gather(ctx.run(double, 100), *(branch(number) for number in range(count)), ctx.run(alone, 100))
+
+
+@app.workflow
+async def alone_and_listens(ctx: Context) -> list[int]:
+    first = await ctx.run(alone, 1)
+    await ctx.wait_for("go")
+    return [first, await ctx.named("second").run(alone, 2), await ctx.run(alone, 3)]
+
+
+@app.workflow
+async def refused_both_ways(ctx: Context, code: str) -> list[str]:
+    errors: list[Any] = await ctx.gather(ctx.run(refuse, code), ctx.run(refuse_alone, code), return_exceptions=True)
+    return [f"{type(error).__name__} {error.code}: {error.message}" for error in errors]
+
+
+@app.workflow
+async def reads_large_alone(ctx: Context, size: int) -> int:
+    return len(await ctx.run(large_alone, size))
+
+
+async def note_cancel() -> None:
+    ran.append(("note_cancel", None))
+
+
+@app.workflow
+async def stuck_beside(ctx: Context) -> None:
+    try:
+        await ctx.run(stuck_alone)
+    except Cancelled:
+        await ctx.call(note_cancel)
+        raise
+
+
+@app.workflow
+async def retries_alone(ctx: Context, number: int) -> list[int]:
+    return [await ctx.run(alone, number), *await ctx.gather(ctx.run(unreliable_alone, number), ctx.run(alone, 9))]
+
+
+@app.workflow
+async def falls_back(ctx: Context, number: int) -> int:
+    try:
+        return await ctx.run(unreliable_alone, number)
+    except TaskFailed:
+        await ctx.run(double, number)
+        return await ctx.run(unreliable_alone, number + 1)

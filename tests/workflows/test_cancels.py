@@ -39,12 +39,13 @@ async def waiting(runs: Runs, workflow: Workflow, kind: str, *args: Any) -> UUID
 
 
 @MEMORY
-@pytest.mark.parametrize("kind", ["sleep", "signal", "run", "result", "gather"])
+@pytest.mark.parametrize("kind", ["sleep", "signal", "run", "result", "limited", "gather"])
 async def test_a_workflow_that_waits_sees_the_cancel_where_it_waits_and_undoes_its_work(
     runs: Runs, worker_of: Start, memory: int, kind: str
 ) -> None:
     await worker_of(workflow_memory=memory)
-    run = await waiting(runs, shop.undoes_a_wait, "sleep" if kind == "gather" else kind, kind)
+    awaited = {"gather": "sleep", "limited": "result"}.get(kind, kind)
+    run = await waiting(runs, shop.undoes_a_wait, awaited, kind)
     assert await runs.cancel(run) == "cancel_requested"
     assert await runs.cancel(run) is None
     assert (await runs.ended(run))[0] == "cancelled"

@@ -270,8 +270,8 @@ async def test_a_connection_that_breaks_while_a_run_starts_costs_the_workflow_no
 ) -> None:
     start, breaks = children.start, iter([True])
 
-    async def breaking(connection: Connection, lease: Lease, call: Call, new: NewRun) -> Started:
-        created = await start(connection, lease, call, new)
+    async def breaking(connection: Connection, *arguments: Any, **options: Any) -> Started:
+        created = await start(connection, *arguments, **options)
         if next(breaks, False):
             if commits:
                 await connection.execute("COMMIT")
@@ -366,7 +366,7 @@ class SlowJournal:
         self.recorded += [f"{call.kind} {call.state}" for call in calls]
         return True
 
-    async def start(self, call: Any, _record: Call) -> bool:
+    async def start(self, call: Any, _record: Call, _wait: Call | None = None, *, again: bool = False) -> bool:
         self.started.append((call.name, list(self.recorded)))
         return True
 

@@ -23,8 +23,12 @@ WORKFLOWS: dict[str, tuple[Any, tuple[Any, ...], tuple[str, ...], Any]] = {
     "compensation": (shop.compensates, ("stolen",), (), "refused; 42"),
     "signals": (shop.approved, (None,), ("approved", "approved"), "approved 1, approved 0"),
     "child": (shop.starts, (), (), "7: 5"),
+    "limited": (shop.alone_and_not, (), (), [9, 12]),
     "everything": (shop.everything, (), ("go",), ["drawn", 2, [4, 6], "go 0", "refused"]),
 }
+
+#: How many runs there are afterwards, with the workflow's own.
+RUNS = {"child": 2, "limited": 3}
 
 
 async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> int:
@@ -44,7 +48,7 @@ async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> in
     )
     assert set(completed.values()) == {1}
     assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
-    assert await runs.connection.fetchval("SELECT count(*) FROM job") == life.before + (2 if name == "child" else 1)
+    assert await runs.connection.fetchval("SELECT count(*) FROM job") == life.before + RUNS.get(name, 1)
     await assert_journal(runs.connection, run)
     places = await runs.journal(run)
     assert len({row[:2] for row in places}) == len(places)

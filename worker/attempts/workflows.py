@@ -38,7 +38,7 @@ from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import MAX_CALL_BYTES, Driver, JournalLost
-from leasehold.workflows.pending import Outcome, StartCall
+from leasehold.workflows.pending import Outcome, RunCall, StartCall
 
 _Answer = TypeVar("_Answer")
 
@@ -252,7 +252,9 @@ class _Port:
             raise LeaseLost
         return recorded.committed
 
-    async def start(self, call: StartCall[Any], record: Call) -> bool:
+    async def start(
+        self, call: StartCall[Any] | RunCall[Any], record: Call, wait: Call | None = None, *, again: bool = False
+    ) -> bool:
         self.check()
         workflows = self._workflows
         assert record.child is not None
@@ -260,7 +262,7 @@ class _Port:
 
         async def write(connection: Connection) -> CreatedRuns | None:
             async with connection.transaction():
-                return await children.start(connection, self._lease, record, new_run)
+                return await children.start(connection, self._lease, record, new_run, wait, again=again)
 
         created = await self._on_primary(write)
         if created is None:

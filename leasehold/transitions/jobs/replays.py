@@ -38,6 +38,11 @@ _REPLAYABLE = unindexed(
 # immediately, or after the steps that they need. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are
 # sent at the job's next end, too.
 #
+# A workflow runs a limited task in a run of its own: its calls have the name of a step (`charge#1`) in the journal, and
+# the rows `start` and `result`. `calls_again` deletes rows of such runs that have ended without success, unless the
+# workflow has recorded that. Of a run that failed it deletes the row `result`: the workflow retries the run. A run that
+# is cancelled or deleted cannot be retried: without both rows, the workflow starts another one.
+#
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
 # $4: whether the job must wait at its concurrency limits (is `held`) first. `waiting_on` counts the steps for which a
 # task waits. In a held job it becomes 1 for each runnable step: this 1 represents all limits.
@@ -63,6 +68,18 @@ WITH locked_jobs AS MATERIALIZED (
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
       AND parent.id = e.job_id AND {unindexed("parent.finished_at IS NOT NULL")}
       AND parent.id NOT IN (SELECT id FROM locked_jobs)
+), calls_again AS (
+    DELETE FROM journal e USING (
+        SELECT w.job_id, w.child_id, child.status
+        FROM locked_jobs
+        JOIN journal w ON w.job_id = locked_jobs.id AND w.kind = 'result' AND strpos(w.name, '#') > 0
+        LEFT JOIN job child ON child.id = w.child_id
+        WHERE w.value IS NULL
+          AND coalesce(child.status, 'cancelled') IN ('failed', 'cancelled', 'expired', 'cancel_requested')
+    ) AS ended
+    WHERE e.job_id = ended.job_id AND e.child_id = ended.child_id
+      AND (e.kind = 'result' OR (e.kind = 'start' AND ended.status IS DISTINCT FROM 'failed'))
+    RETURNING e.job_id, e.branch, e.number
 ), reopened_calls AS (
     -- A replayed workflow waits again for the runs whose results it has not recorded: a duty wakes it only for open
     -- calls. Its runs that had failed are cancelled with it again. The duty has closed these calls (_CLOSE in
@@ -71,6 +88,8 @@ WITH locked_jobs AS MATERIALIZED (
     FROM locked_jobs
     WHERE e.job_id = locked_jobs.id AND e.state = 'done'
       AND CASE e.kind WHEN 'result' THEN e.value IS NULL WHEN 'start' THEN e.value = {CLOSED} ELSE false END
+      AND NOT EXISTS (SELECT FROM calls_again a
+                      WHERE a.job_id = e.job_id AND a.branch = e.branch AND a.number = e.number)
 ), revived_steps AS (
     -- The steps that run again.
     UPDATE task t
@@ -180,6 +199,22 @@ WHERE j.id = $1
 RETURNING (SELECT count(*) FROM rewound)
 """
 
+# As REWIND, for a call $2 of the workflow $1 that a run of its own has done (see REPLAY). A run that goes on keeps its
+# rows.
+_REWIND_CALL = f"""
+-- rewind_call
+WITH called AS (
+    SELECT e.child_id FROM journal e
+    WHERE e.job_id = $1 AND e.kind = 'start' AND strpos(e.name, '#') > 0 AND e.branch || e.name = $2
+), forgotten AS (
+    DELETE FROM journal e USING called LEFT JOIN job child ON child.id = called.child_id
+    WHERE e.job_id = $1 AND e.child_id = called.child_id
+      AND NOT coalesce({unindexed("child.finished_at IS NULL")} AND child.status <> 'cancel_requested', false)
+      AND (e.kind = 'result' OR (e.kind = 'start' AND child.status IS DISTINCT FROM 'failed'))
+)
+SELECT EXISTS (SELECT FROM called)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionTerms:
@@ -237,7 +272,7 @@ async def replay(
         )
         if failed_job is None:
             return None
-        if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
+        if from_step is not None and not await _rewind(connection, job_id, from_step):
             raise Invalid("unknown_step", "The run has no such step, or its parameters skip it.")
         new_terms = terms or AdmissionTerms()
         if terms is not None:
@@ -252,6 +287,13 @@ async def replay(
             )
             await concurrency.queue_up(connection, [replayed_job])
     return [Announcement.from_row(row) for row in rows]
+
+
+async def _rewind(connection: Connection, job_id: UUID, step: str) -> bool:
+    """Let the step run again. False: the job has no such step, or its parameters skip it."""
+    if await connection.fetchval(REWIND, job_id, step):
+        return True
+    return bool(await connection.fetchval(_REWIND_CALL, job_id, step))
 
 
 async def state_of(connection: Connection, job_id: UUID) -> str:

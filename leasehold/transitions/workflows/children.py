@@ -1,10 +1,12 @@
-"""Writes the runs that workflows start (`ctx.start`), and wakes workflows whose awaited runs have ended. Also cancels
-the runs of a workflow that ended without success. Detached runs (`ctx.detached.start`) go on.
+"""Writes the runs that workflows start (`ctx.start`, and `ctx.run` of limited tasks), and wakes workflows whose awaited
+runs have ended. Also cancels the runs of a workflow that ended without success. Detached runs (`ctx.detached.start`) go
+on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -33,7 +35,7 @@ DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 # of the earlier try.
 _LOCK = """
 -- start_lock
-SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling
+SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling, t.priority, j.trace
 FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3
 FOR UPDATE OF j
@@ -45,42 +47,66 @@ SELECT EXISTS (SELECT FROM journal e WHERE e.job_id = $1 AND e.branch = $2 AND e
 """
 
 
-async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
+async def start(
+    connection: Connection, lease: Lease, call: Call, new: NewRun, wait: Call | None = None, *, again: bool = False
+) -> CreatedRuns | None:
     """(new) -> pending: under the workflow's lease, writes the run and the call's row of the journal, or neither. Safe
     to repeat. Call this in a transaction. None: nothing was written, because the workflow is being cancelled.
     Exception: a detached run starts even then.
 
+    `wait`: the run does the work of a step (`ctx.run` of a limited task). It has the priority and the trace of the
+    workflow, and the journal also gets this row, which waits for its end.
+
+    `again`: failed -> pending. The journal has the row of the call, and a client has retried the workflow: the run is
+    retried, too. If it is no longer failed, only `wait` is written: the workflow then reads what has become of the run.
+
     Raises LeaseLost.
     """
-    by_tenant = await runs.write_limits(connection, new)
+    new = replace(new, is_step=wait is not None)
+    by_tenant = None
+    if again:
+        await runs.lock_limits(connection, new)
+    else:
+        by_tenant = await runs.write_limits(connection, new)
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
     # An earlier try, whose answer was lost, may have started the run. Check this before the cancel: if the workflow's
     # code runs again, it finds the run in the journal, even if the cancel came after that try.
-    if await connection.fetchval(_STARTED, row["job_id"], call.branch, call.number):
+    last = call if wait is None else wait
+    if await connection.fetchval(_STARTED, row["job_id"], last.branch, last.number):
         return CreatedRuns([], [])
     if row["cancelling"] and call.state == "open":  # a detached call is written as `done`
         return None
-    answers, _ = await recording.record(connection, [Recording(lease, (call,), row["cancelling"])])
+    if wait is not None:
+        new = replace(new, priority=row["priority"], trace=row["trace"])
+    calls = tuple(written for written in (None if again else call, wait) if written is not None)
+    answers, _ = await recording.record(connection, [Recording(lease, calls, row["cancelling"])])
     if not answers[lease.task_id].committed:
         raise LeaseLost
-    return await runs.create_together(connection, [new], by_tenant)
+    if not again:
+        return await runs.create_together(connection, [new], by_tenant)
+    revived = await runs.revive(connection, new)
+    return CreatedRuns([], []) if revived is None else CreatedRuns(revived.hints, revived.limits)
 
 
 # SQL: the instant at which the run that the journal's row `e` awaits has ended. If the run is deleted: the year 1970,
 # in which no run has ended.
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
-# SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
-# workflow for this end. `due_at` is the end for which `_WAKE_WAITING` woke the workflow last: a retried run may end
-# again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn of the duty
-# would wake a workflow that has the result and waits for something else.
-_HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
+#: SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
+#: workflow for this end. `due_at` is the end for which `_WAKE_WAITING` woke the workflow last: a retried run may end
+#: again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn of the duty
+#: would wake a workflow that has the result and waits for something else.
+HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
-# Workflows that wait for a run that has ended. The task of the workflow itself is `journaled` (it has called something)
-# and not `contained` (started by a workflow). A step beside the workflow that snoozes keeps its delay. A workflow that
+#: SQL: the task `t` is a workflow that waits, and is not due now. A workflow's own task is `journaled` (it has called
+#: something) and not `contained` (started by a workflow).
+IS_WAITING_WORKFLOW = f"""NOT t.contained AND t.journaled AND t.available_at > clock_timestamp()
+      AND {unindexed("t.status = 'waiting'")}"""
+
+# Workflows that wait for a run that has ended. A step beside the workflow that snoozes keeps its delay. A workflow that
 # runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
 # and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. It
 # counts only those that this statement locks: workflows that others have locked keep no other one waiting. $2 only this
@@ -89,10 +115,9 @@ _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM (
     SELECT DISTINCT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
-    WHERE {_HAS_NEWS}
+    WHERE {HAS_NEWS}
       AND {unindexed("parent.finished_at IS NULL")}
-      AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained AND t.journaled
-                  AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
+      AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND {IS_WAITING_WORKFLOW})
       AND ($2::uuid IS NULL OR e.job_id = $2) AND {not_in(DUTY, "e.job_id")}
 ) AS workflow JOIN job j ON j.id = workflow.job_id
 LIMIT $1
@@ -105,12 +130,11 @@ _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
     UPDATE task t SET news = t.news + 1, wake_at = NULL, available_at = clock_timestamp()
-    WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.journaled AND t.available_at > clock_timestamp()
-      AND {unindexed("t.status = 'waiting'")}
-      AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND {_HAS_NEWS})
+    WHERE t.job_id = ANY($1::uuid[]) AND {IS_WAITING_WORKFLOW}
+      AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND {HAS_NEWS})
     RETURNING t.id, t.job_id, t.queue, t.priority
 ), told AS (
-    UPDATE journal e SET due_at = {_END_OF_RUN} FROM woken_workflows w WHERE e.job_id = w.job_id AND {_HAS_NEWS}
+    UPDATE journal e SET due_at = {_END_OF_RUN} FROM woken_workflows w WHERE e.job_id = w.job_id AND {HAS_NEWS}
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),

@@ -19,7 +19,8 @@ class Call:
 
     `kind`: run (starts a step of this run) | start (starts another run) | result (waits for a started run) | sleep |
     signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a place where its
-    code was changed). `name`: the name of what the call starts or awaits.
+    code was changed). `ctx.run` of a limited task has a start, and a result at the place below it.
+    `name`: the name of what the call starts or awaits.
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.

@@ -13,6 +13,18 @@ WITH locked_jobs AS MATERIALIZED (
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
       AND parent.id = e.job_id AND CASE WHEN parent.finished_at IS NOT NULL THEN true ELSE false END
       AND parent.id NOT IN (SELECT id FROM locked_jobs)
+), calls_again AS (
+    DELETE FROM journal e USING (
+        SELECT w.job_id, w.child_id, child.status
+        FROM locked_jobs
+        JOIN journal w ON w.job_id = locked_jobs.id AND w.kind = 'result' AND strpos(w.name, '#') > 0
+        LEFT JOIN job child ON child.id = w.child_id
+        WHERE w.value IS NULL
+          AND coalesce(child.status, 'cancelled') IN ('failed', 'cancelled', 'expired', 'cancel_requested')
+    ) AS ended
+    WHERE e.job_id = ended.job_id AND e.child_id = ended.child_id
+      AND (e.kind = 'result' OR (e.kind = 'start' AND ended.status IS DISTINCT FROM 'failed'))
+    RETURNING e.job_id, e.branch, e.number
 ), reopened_calls AS (
     -- A replayed workflow waits again for the runs whose results it has not recorded: a duty wakes it only for open
     -- calls. Its runs that had failed are cancelled with it again. The duty has closed these calls (_CLOSE in
@@ -21,6 +33,8 @@ WITH locked_jobs AS MATERIALIZED (
     FROM locked_jobs
     WHERE e.job_id = locked_jobs.id AND e.state = 'done'
       AND CASE e.kind WHEN 'result' THEN e.value IS NULL WHEN 'start' THEN e.value = '{"closed": true}'::jsonb ELSE false END
+      AND NOT EXISTS (SELECT FROM calls_again a
+                      WHERE a.job_id = e.job_id AND a.branch = e.branch AND a.number = e.number)
 ), revived_steps AS (
     -- The steps that run again.
     UPDATE task t
