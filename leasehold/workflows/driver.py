@@ -43,6 +43,7 @@ from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.branch import Branch
 from leasehold.workflows.ends import needed_ends
 from leasehold.workflows.journal import Replay, is_own_run
+from leasehold.workflows.no_task import NoTask, wrong_await
 from leasehold.workflows.pending import (
     Gather,
     Journaled,
@@ -113,6 +114,7 @@ class Driver:
         self._ends: list[Call] = []  # how awaited runs have ended, not recorded yet (see `_receive_end`)
         self._main: Branch | None = None
         self._active: Branch | None = None
+        self._no_task = NoTask()
         self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
         # By the id() of the Pending that they wait for. A RunCall waits for the end of its run.
@@ -162,7 +164,7 @@ class Driver:
         for branch in self._branches.values():
             if not branch.is_done:
                 # A `finally` may await or raise. Its error is dropped: it does not change how the run ends.
-                with suppress(BaseException):
+                with suppress(BaseException), self._no_task:
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
@@ -541,27 +543,29 @@ class Driver:
         """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
             branch.cancelled = True  # `send` below raises Cancelled in the branch (Pending.__await__)
-        self._active = branch
+        self._active, awaited = branch, None
         try:
-            awaited = branch.coroutine.send(None)
+            with self._no_task:
+                awaited = branch.coroutine.send(None)
         except StopIteration as end:
             branch.resolve(end.value)
         except (Exception, Cancelled) as error:  # noqa: BLE001 - the code that awaits the branch gets the error
             branch.fail(error)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             branch.fail(contained(error))
-        else:
-            branch.waits_for = awaited if isinstance(awaited, Pending) else None
-            if not isinstance(awaited, Pending):
-                raise _foreign_await(awaited)
+        finally:
+            self._active = None
+        if self._no_task.refusal is not None:  # the code may have caught it
+            raise self._no_task.refusal
+        branch.waits_for = awaited if isinstance(awaited, Pending) else None
+        if branch.is_done:
+            self._wake(branch)
+        elif isinstance(awaited, Pending):
             self._waiters.setdefault(id(awaited), []).append(branch)
             await self._issue(port, awaited, branch)
             branch.has_awaited = True
-            return
-        finally:
-            self._active = None
-        branch.waits_for = None
-        self._wake(branch)
+        else:
+            raise _foreign_await(awaited)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
         """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
@@ -621,7 +625,7 @@ class Driver:
                 gather.parts.append(element)
             elif isinstance(element, Coroutine):
                 if element in self._coroutines:
-                    raise _wrong_await("one coroutine twice. Call its function once for each time")
+                    raise wrong_await("one coroutine twice. Call its function once for each time")
                 self._coroutines.add(element)
                 path = (
                     f"{branch.path}{branch.gather_count}.{number}/"  # "1.0/2.3/": part 3 of gather 2 of branch "1.0/"
@@ -935,14 +939,14 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     if branch is owner:
         return
     if isinstance(pending, Gather) and not pending.is_done and _waits_for(pending, branch):
-        raise _wrong_await("a gather that waits for this branch, so neither could end")
+        raise wrong_await("a gather that waits for this branch, so neither could end")
     if owner.path.startswith(branch.path):
         pending.owner, pending.is_first = branch, False
         return
     # The path of the owner's parent, or of the owner itself: `branch.path` must begin with it.
     ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
     if not branch.path.startswith("".join(ancestor)):
-        raise _wrong_await(
+        raise wrong_await(
             f"one call in the branches {owner.path} and {branch.path}: which of them begins it depends on what ends"
             " first. Give the call to their gather, too, as in ctx.gather(call, one(call), other(call))"
         )
@@ -956,11 +960,8 @@ def _waits_for(pending: Pending[Any] | None, branch: Branch) -> bool:
 
 
 def _foreign_await(awaited: Any) -> Permanent:
-    return _wrong_await(
-        f"{with_article(type(awaited).__name__)}: it may await only what its context returns. Do other work in a task"
-        " (ctx.run), or in ctx.call"
+    what = "what yields None, as asyncio.sleep(0) does" if awaited is None else with_article(type(awaited).__name__)
+    return wrong_await(
+        f"{what}: it may await only what its context returns. Wait with ctx.sleep, ctx.wait_for and ctx.gather, and do"
+        " other work in a task (ctx.run), or in ctx.call"
     )
-
-
-def _wrong_await(what: str) -> Permanent:
-    return Permanent("workflow_awaits", f"the workflow awaits {what}")

@@ -542,6 +542,17 @@ async def awaits_else(ctx: Context) -> None:
     await asyncio.sleep(1)
 
 
+async def _ends_late() -> None:
+    ran.append(("late", None))
+    await asyncio.sleep(0.5)
+
+
+@app.workflow
+async def limits_by_asyncio(ctx: Context, what: str) -> None:
+    async with asyncio.timeout(0.1):
+        await (ctx.wait_for("approved") if what == "a signal" else ctx.call(_ends_late))
+
+
 @app.workflow
 async def loops(ctx: Context, count: int) -> int:
     total = 0

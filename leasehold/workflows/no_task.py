@@ -1,0 +1,104 @@
+"""`NoTask`: keeps asyncio's tasks away from a workflow's code.
+
+The code runs inside the worker's own asyncio task for one attempt. The next attempt may go on with it in another task.
+So asyncio.timeout would cancel the attempt instead of the wait, or nothing at all. A task that the code begins would
+run beside it, and again at each replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+# asyncio documents these two for code that runs coroutines in place of its Task.
+from asyncio import _enter_task, _leave_task
+from typing import Any, NoReturn
+
+from leasehold.domain.errors import Permanent
+
+#: What a limit of time asks of the task that it would cancel: asyncio.timeout, and the scopes of anyio.
+_REFUSED = frozenset({"add_done_callback", "cancel", "cancelling", "uncancel"})
+_LIMIT = (
+    "with asyncio.timeout, asyncio.wait_for, a scope of anyio, or something else that needs asyncio.current_task: a"
+    " workflow waits without a task. Limit a wait with ctx.wait_for(..., timeout=...), a step with the timeout of its"
+    " task (ctx.run), and a function from within (ctx.call)"
+)
+_TASK = (
+    "a task of asyncio (asyncio.create_task, asyncio.gather, asyncio.wait_for, asyncio.TaskGroup), which a replay would"
+    " begin again: wait for several calls with ctx.gather, and do other work in a task (ctx.run), or in ctx.call"
+)
+
+
+def wrong_await(what: str) -> Permanent:
+    return Permanent("workflow_awaits", f"the workflow awaits {what}")
+
+
+class NoTask:
+    """In a block `with no_task:`, the code cannot reach the task that it runs in, and begins no task. Each try raises
+    Permanent `workflow_awaits`. `refusal`: the first such error, which the code may have caught; None: there was none.
+
+    Without a running loop the block changes nothing.
+    """
+
+    __slots__ = ("_factory", "_loop", "_stand_in", "_task", "refusal")
+
+    def __init__(self) -> None:
+        self.refusal: Permanent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._factory: Any = None
+        self._stand_in: Any = None
+
+    def __enter__(self) -> None:
+        try:
+            self._loop = loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._factory = loop.get_task_factory()
+        loop.set_task_factory(self._refuse_task)
+        self._task = asyncio.current_task(loop)
+        if self._task is not None:
+            _leave_task(loop, self._task)
+        self._stand_in = _StandIn(self, self._task)
+        _enter_task(loop, self._stand_in)
+
+    def __exit__(self, *_error: object) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        _leave_task(loop, self._stand_in)
+        if self._task is not None:
+            _enter_task(loop, self._task)
+        loop.set_task_factory(self._factory)
+        self._task = self._stand_in = self._factory = self._loop = None
+
+    def _refuse_task(self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: Any) -> NoReturn:
+        if asyncio.iscoroutine(coroutine):
+            coroutine.close()  # else Python warns that nobody has awaited it
+        raise self.refused(_TASK)
+
+    def refused(self, what: str) -> Permanent:
+        """The error to raise."""
+        error = wrong_await(what)
+        self.refusal = self.refusal or error
+        return error
+
+
+class _StandIn:
+    """What asyncio.current_task gives in the block. Code may read the real task's attributes, as logging reads its
+    name. What would tie something to the end of the task is refused.
+    """
+
+    def __init__(self, block: NoTask, task: asyncio.Task[Any] | None) -> None:
+        self._block = block
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _REFUSED:
+            raise self._block.refused(_LIMIT)
+        return getattr(self._task, name)
+
+    def __hash__(self) -> int:
+        raise self._block.refused(_LIMIT)  # anyio keeps its scopes by their task
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
