@@ -56,6 +56,11 @@ class Branch(Pending[Any]):
         self.waits_for: Pending[Any] | None = None
         self.has_awaited = False
 
+    def pass_time(self, at: datetime | None) -> None:
+        """Move the branch's time to that of a result. None: the time stays."""
+        if at is not None:
+            self.now = max(self.now, at)
+
     def uuid(self, run_id: UUID) -> UUID:
         """A new UUID at each call. A replay gives the same UUIDs in the same order."""
         self.uuid_count += 1

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -42,7 +42,7 @@ from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.branch import Branch
 from leasehold.workflows.ends import needed_ends
-from leasehold.workflows.journal import Replay, is_own_run
+from leasehold.workflows.journal import Replay, is_own_run, with_ancestors
 from leasehold.workflows.no_task import NoTask, wrong_await
 from leasehold.workflows.pending import (
     Gather,
@@ -111,7 +111,8 @@ class Driver:
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
-        self._ends: list[Call] = []  # how awaited runs have ended, not recorded yet (see `_receive_end`)
+        self._ends: list[Call] = []  # how awaited steps and runs have ended, not recorded yet (see `_receive_end`)
+        self._failures: list[Call] = []  # ends among them that are not dated yet (see `_date_failures`)
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._no_task = NoTask()
@@ -126,6 +127,7 @@ class Driver:
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]] = {}
         self._committing = asyncio.Lock()
         self._cancelling = False  # the workflow has seen the cancel (see `_cancel`)
+        self._clock_began: datetime | None = None  # PostgreSQL's time when the loop's clock was 0
         self._cancelled_at: datetime | None = None  # when the cancel was requested; `_read` reads it with the journal
         self._has_met_cancel = False  # Cancelled was raised in a branch
 
@@ -278,9 +280,11 @@ class Driver:
                 await self._receive(port, call, entry)
         for call, entry in signal_calls:
             await self._match_signal(port, call, entry)
+        self._date_failures()
 
     def _take_news(self, journal: Journal) -> None:
         self.news = journal.news
+        self._clock_began = journal.read_at - timedelta(seconds=asyncio.get_running_loop().time())
         self._signals = deque(journal.signals)
         self._last_signal = journal.signals[-1].id if journal.has_more_signals else None
         self._last_of_name = {}
@@ -307,9 +311,9 @@ class Driver:
         """
         if entry.state != "open" or not port.is_last_attempt():
             raise error
-        value = {"code": "result_unreadable", "message": storable_text(str(error)[:_MAX_MESSAGE])}
-        self._ends.append(Call(call.branch, call.number, call.kind, call.name, "failed", value))
-        self._reject(call, TaskFailed(value["code"], value["message"]))
+        failure = TaskFailed("result_unreadable", storable_text(str(error)[:_MAX_MESSAGE]))
+        self._ends.append(_failed(call, failure, entry.at))
+        self._reject(call, failure, entry.at)
 
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
         """As `_receive`, for a call that no cancel has ended. `entry.state`: what the journal has recorded of the call.
@@ -322,11 +326,12 @@ class Driver:
             assert entry.child is not None
             await self._await_own_run(port, call, entry.child)
         elif isinstance(call, (RunCall, LocalCall)) and entry.state == "failed":
-            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
+            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]), _instant_of(entry.value))
         elif isinstance(call, RunCall) and entry.status == "succeeded":
             self._resolve(call, branch, entry.at, await self._result(port, call, entry))
         elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
-            self._reject(call, TaskFailed(entry.code or entry.status, entry.message or f"the step was {entry.status}"))
+            message = entry.message or f"the step was {entry.status}"
+            self._receive_failure(call, TaskFailed(entry.code or entry.status, message), entry.at)
         elif isinstance(call, StartCall):
             assert entry.child is not None
             call.resolve(call.make(entry.child))
@@ -334,8 +339,8 @@ class Driver:
         elif isinstance(call, SleepCall) and (entry.state == "done" or entry.seconds == 0):  # no seconds are left
             self._end_sleep(call, branch, entry)
         elif isinstance(call, LocalCall) and entry.state == "done":
-            call.resolve(call.decode(orjson.dumps(entry.value["value"])))
-            self._wake(call)
+            result = call.decode(orjson.dumps(entry.value["value"]))
+            self._resolve(call, branch, _instant_of(entry.value), result)
         elif isinstance(call, SignalCall):
             await self._match_signal(port, call, entry)
         else:
@@ -389,10 +394,10 @@ class Driver:
         output of the run, and stays in the store for as long as the run is kept.
         """
         if entry.state == "failed":
-            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
-        elif entry.state == "done" and entry.value is not None and "at" in entry.value:  # the record of an end has `at`
+            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]), _instant_of(entry.value))
+        elif entry.state == "done" and (at := _instant_of(entry.value)) is not None:  # the record of an end has `at`
             result = call.task.decode_result(entry.value["value"])
-            self._resolve(call, branch, datetime.fromisoformat(entry.value["at"]), result)
+            self._resolve(call, branch, at, result)
         elif entry.status == "succeeded":
             result = await self._result(port, call, entry)
             if entry.value is None or "output" not in entry.value:
@@ -400,23 +405,40 @@ class Driver:
                 self._ends.append(Call(call.branch, call.number, call.kind, call.name, "done", value))
             self._resolve(call, branch, entry.at, result)
         elif (error := _error_of_run(entry)) is not None:
-            value = {"code": error.code, "message": error.message}
-            self._ends.append(Call(call.branch, call.number, call.kind, call.name, "failed", value))
-            self._reject(call, error)
+            self._receive_failure(call, error, self._time() if entry.status is None else entry.at)
         else:
             self._wait(call, entry.seconds)
+
+    def _receive_failure(self, call: Journaled[Any], error: TaskFailed, at: datetime) -> None:
+        """Reject the call, because its step or run has failed at `at`. The journal has no record of that."""
+        self._failures.append(_failed(call, error, at))
+        self._reject(call, error)
+
+    def _date_failures(self) -> None:
+        """Move the time of the branches whose calls have failed, and record the failures with their instants as ends
+        (see `_receive_end`). Call this before any branch goes on.
+
+        Exception: the run has made calls after a failure, although the journal has no record of the failure. So the
+        code has met it under an earlier release, which did not move the time. The calls may depend on that.
+        """
+        for failure in self._failures:
+            branch = self._branches[failure.branch]
+            lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
+            if self._replay.has_gone_on((ancestor.path, ancestor.gather_count) for ancestor in lineage):
+                del failure.value["at"]
+            branch.pass_time(_instant_of(failure.value))
+        self._ends += self._failures
+        self._failures = []
 
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
         """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result:
         `_cancel` raises Cancelled where the call is awaited.
         """
-        if self._cancelled_at is None:
+        if self._cancelled_at is None or entry.state != "open":  # not open: the recorded end counts
             return False
         if isinstance(call, RunCall):
             return entry.status in ("cancelled", "skipped")
-        if not isinstance(call, ResultCall) or entry.state != "open":  # not open: the recorded end counts
-            return False
-        return entry.status == "cancelled" and entry.at >= self._cancelled_at
+        return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
         """The result of the step or run. A large result is an output, which the port fetches."""
@@ -432,18 +454,22 @@ class Driver:
         """
         branch = self._branch_of(call)
         if entry is not None and entry.state == "timed_out":
-            self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
+            self._reject(call, TimeoutError(f"no signal {call.name} came in time"), _instant_of(entry.value))
         elif entry is not None and entry.state == "done":
-            self._deliver(call, branch, entry.value["value"], datetime.fromisoformat(entry.value["at"]))
+            at = datetime.fromisoformat(entry.value["at"])
+            # Earlier releases recorded no `invalid`, and did not move the time.
+            self._deliver(call, branch, entry.value["value"], at, at if "invalid" in entry.value else None)
         elif (signal := await self._take_signal(port, call.name)) is not None:
             value = {"value": signal.payload, "at": signal.at.isoformat()}
-            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
-            self._deliver(call, branch, signal.payload, signal.at)
+            self._deliver(call, branch, signal.payload, signal.at, signal.at)
             if call.error is not None:
+                value["invalid"] = True
                 self._invalid_signals.append((call, signal.id))
+            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
         elif entry is not None and entry.seconds == 0:
-            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "timed_out"))
-            self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
+            value = {"at": entry.at.isoformat()}
+            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "timed_out", value))
+            self._reject(call, TimeoutError(f"no signal {call.name} came in time"), entry.at)
         else:
             if entry is None:
                 self._write(_open_wait(call))
@@ -476,25 +502,34 @@ class Driver:
             self.calls.append(Call(call.branch, call.number, call.kind, call.name, "done"))
         self._resolve(call, branch, entry.at, None)
 
-    def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
-        """Give the call the payload of its signal, or SignalInvalid if the payload does not fit."""
+    def _deliver(
+        self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime, invalid_at: datetime | None
+    ) -> None:
+        """Give the call the payload of its signal, or SignalInvalid if the payload does not fit. `invalid_at`: the
+        instant to which SignalInvalid moves the time.
+        """
         try:
             value = call.decode(payload)
         except ValidationError as error:
-            self._reject(call, SignalInvalid(call.name, *first_mismatch_of(error)))
+            self._reject(call, SignalInvalid(call.name, *first_mismatch_of(error)), invalid_at)
             return
-        branch.now = max(branch.now, at)
+        self._resolve(call, branch, at, value)
+
+    def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime | None, value: Any) -> None:
+        """`at`, also of `_reject`: when the result came, as the journal has it; None: the branch's time stays."""
+        branch.pass_time(at)
         call.resolve(value)
         self._wake(call)
 
-    def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime, value: Any) -> None:
-        branch.now = max(branch.now, at)
-        call.resolve(value)
-        self._wake(call)
-
-    def _reject(self, call: Journaled[Any], error: BaseException) -> None:
+    def _reject(self, call: Journaled[Any], error: BaseException, at: datetime | None = None) -> None:
+        self._branch_of(call).pass_time(at)
         call.fail(error)
         self._wake(call)
+
+    def _time(self) -> datetime:
+        """The present time by PostgreSQL's clock, from its last answer."""
+        assert self._clock_began is not None
+        return self._clock_began + timedelta(seconds=asyncio.get_running_loop().time())
 
     def _wake(self, pending: Pending[Any]) -> None:
         """Let the branches and gathers that wait for `pending` go on."""
@@ -563,6 +598,7 @@ class Driver:
         elif isinstance(awaited, Pending):
             self._waiters.setdefault(id(awaited), []).append(branch)
             await self._issue(port, awaited, branch)
+            self._date_failures()
             branch.has_awaited = True
         else:
             raise _foreign_await(awaited)
@@ -722,7 +758,7 @@ class Driver:
                 self._finish_start(call, task.result())
                 continue
             try:
-                ended.append((call, *_record_of(call, task, self._max_call_bytes)))
+                ended.append((call, *_record_of(call, task, self._max_call_bytes, self._time())))
             except _NotCalled:
                 self._finish_as_cancelled(call)
             except Permanent as error:  # raised below, once the results of the other functions are committed
@@ -738,11 +774,11 @@ class Driver:
 
     def _give(self, call: LocalCall[Any], record: Call, result: Any) -> None:
         """End the call as its function has ended. The row `record` of that end is committed."""
+        at = _instant_of(record.value)
         if record.state == "failed":
-            self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
+            self._reject(call, TaskFailed(record.value["code"], record.value["message"]), at)
         else:
-            call.resolve(result)
-            self._wake(call)
+            self._resolve(call, self._branch_of(call), at, result)
 
     def _take_done(
         self, done: Collection[asyncio.Task[Any]]
@@ -849,6 +885,17 @@ def _branch_of_end(call: RunCall[Any]) -> str:
     return f"{call.branch}{call.number}/"
 
 
+def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
+    """The journal's row of a call whose step, run or function has failed at `at`."""
+    value = {"code": error.code, "message": error.message, "at": at.isoformat()}
+    return Call(call.branch, call.number, call.kind, call.name, "failed", value)
+
+
+def _instant_of(value: dict[str, Any] | None) -> datetime | None:
+    """When the result came that the journal's row has as its value. None: an earlier release did not record it."""
+    return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
+
+
 def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
     """The journal's row of an open wait. `signal`: the id of a signal that the row consumes although it stays open."""
     schema = None if call.schema is None else {"schema": call.schema}
@@ -873,10 +920,10 @@ def final_error(error: BaseException) -> BaseException:
     return Permanent("handler_error", text_of(error))
 
 
-def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
-    """The journal's row for an ended function of `ctx.call`, and the result that the workflow gets. The result is
-    decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the workflow could go through the names of
-    a dict in another order than its replay, which would then take the result of one name's call for another's.
+def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int, at: datetime) -> tuple[Call, Any]:
+    """The journal's row for a function of `ctx.call`, which ended at `at`, and the result that the workflow gets. The
+    result is decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the workflow could go through the
+    names of a dict in another order than its replay, which would then take the result of one name's call for another's.
 
     Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
     three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type does not take
@@ -888,7 +935,8 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) ->
         if len(encoded) > max_bytes:
             raise Permanent("result_too_large", _too_large_sentence(call, len(encoded), max_bytes))
         value = as_stored(orjson.loads(encoded))
-        record = Call(call.branch, call.number, "call", call.name, "done", {"value": value})
+        row_value = {"value": value, "at": at.isoformat()}
+        record = Call(call.branch, call.number, "call", call.name, "done", row_value)
         try:
             return record, call.decode(orjson.dumps(value))
         except ResultUnreadable as unreadable:
@@ -896,8 +944,7 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) ->
     error = deciding(error)
     if not isinstance(error, (Exception, Cancelled)) or isinstance(error, (LeaseLost, _NotCalled)):
         raise error
-    code, message = _reported(error)
-    return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message}), None
+    return _failed(call, TaskFailed(*_reported(error)), at), None
 
 
 def _too_large_sentence(call: LocalCall[Any], size: int, max_bytes: int) -> str:

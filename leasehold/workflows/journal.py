@@ -23,7 +23,8 @@ class Replay:
         #: How many calls have made the entries. The call of a limited task has two (`is_own_run`).
         self.call_count = len(self._entries) - sum(map(is_own_run, self._entries.values()))
         self._last_match: str | None = None
-        #: How many entries are left in each branch and in the branches below it. None: nobody has asked for it yet.
+        #: How many entries are left in each branch and in the branches below it, and in the branches of each gather.
+        #: None: nobody has asked for it yet.
         self._left: Counter[str] | None = None
 
     def at(self, place: Place) -> Entry | None:
@@ -33,9 +34,22 @@ class Replay:
         """Whether the run has made calls in this branch that the code has not come to yet, or in the branches of its
         later gathers.
         """
+        return self._count_left()[branch] > 0
+
+    def has_gone_on(self, branches: Iterable[tuple[str, int]]) -> bool:
+        """Whether the run has made calls after the point that the code has come to in one of these branches. Each has
+        its path, and how many gathers it has begun: calls in the branches of these gathers do not count.
+        """
+        left = self._count_left()
+        return any(
+            left[branch] > sum(left[f"{branch}{gather}."] for gather in range(1, gathers + 1))
+            for branch, gathers in branches
+        )
+
+    def _count_left(self) -> Counter[str]:
         if self._left is None:
-            self._left = Counter(above for entry in self._entries.values() for above in _with_ancestors(entry.branch))
-        return self._left[branch] > 0
+            self._left = Counter(above for entry in self._entries.values() for above in with_ancestors(entry.branch))
+        return self._left
 
     def take(self, call: Journaled[Any]) -> Entry | None:
         """The entry at the call's place. None: the call is new. Raises Retryable `workflow_changed`."""
@@ -48,7 +62,7 @@ class Replay:
             raise self._changed(entry, f"{call.kind} {name}")
         del self._entries[entry.branch, entry.number]
         if self._left is not None:
-            self._left.subtract(_with_ancestors(entry.branch))
+            self._left.subtract(with_ancestors(entry.branch))
         self._last_match = _described(entry)
         return entry
 
@@ -70,12 +84,12 @@ class Replay:
         return Retryable(sentence, code="workflow_changed")
 
 
-def _with_ancestors(branch: str) -> Iterator[str]:
-    """The branch and all branches above it. The path of a branch ends with `/`, and begins with that of the branch
-    above; the path of the first branch is empty.
+def with_ancestors(branch: str) -> Iterator[str]:
+    """The branch, all branches above it, and their gathers. The path of a branch ends with `/`, and begins with that of
+    the branch above; the path of the first branch is empty. A gather is named by the part of the path up to the point.
     """
     yield ""
-    yield from (branch[: end + 1] for end, character in enumerate(branch) if character == "/")
+    yield from (branch[: end + 1] for end, character in enumerate(branch) if character in "./")
 
 
 def is_own_run(entry: Entry) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -344,6 +345,19 @@ async def test_a_journal_tells_for_how_long_each_call_waits_yet(rows: Rows) -> N
     assert (unending.seconds, result.seconds, over.seconds) == (None, None, 0)
     assert sleep.seconds is not None
     assert 0 < sleep.seconds <= 3600
+
+
+async def test_a_journal_tells_the_end_of_each_wait_and_when_it_was_read(rows: Rows) -> None:
+    workflow = await rows.leased()
+    calls = (Call("", 1, "signal", "one", delay=3600.0), wait(2), Call("", 3, "sleep", "", delay=-3600.0))
+    await recording.record(rows.connection, [Recording(workflow.lease, calls)])
+    before = await rows.connection.fetchval("SELECT clock_timestamp()")
+    journal = await reading.read(rows.connection, workflow.lease)
+    assert before < journal.read_at < before + timedelta(minutes=10)
+    ends = {entry.number: entry.at - before for entry in journal.entries}
+    assert timedelta(minutes=50) < ends[1] < timedelta(hours=1)
+    assert timedelta(minutes=-10) < ends[2] < timedelta(0)  # it has none: when the row was written
+    assert timedelta(minutes=-70) < ends[3] < timedelta(hours=-1)
 
 
 async def test_a_step_that_ends_after_its_workflow_changes_nothing_of_the_workflow(rows: Rows) -> None:

@@ -106,7 +106,7 @@ class Rows:
             for (branch, number), (kind, name, ended) in self.rows.items()
             if places is None or (branch, number) in places
         ]  # fmt: skip
-        return Journal(news=0, started_at=BEGAN, version=1, entries=entries, signals=[])
+        return Journal(news=0, started_at=BEGAN, version=1, entries=entries, signals=[], read_at=BEGAN)
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
         raise NotImplementedError

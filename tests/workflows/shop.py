@@ -75,6 +75,12 @@ async def large(size: int) -> str:
 
 
 @app.task
+async def unready() -> None:
+    await asyncio.sleep(0.3)
+    raise Permanent("unready", "not yet")
+
+
+@app.task
 async def stuck() -> None:
     for _ in range(600):
         await asyncio.sleep(0.1)
@@ -105,6 +111,42 @@ async def reads_the_clock(ctx: Context) -> list[str]:
     await (await ctx.start(double, 1)).result()
     times.append(ctx.now())
     return [time.isoformat() for time in times]
+
+
+def _too_much() -> str:
+    return "x" * 1024 * 1024
+
+
+@app.workflow
+async def ends_by_what_follows_a_failure(ctx: Context) -> None:
+    try:
+        await ctx.run(unready)
+    except TaskFailed:
+        await ctx.call(_too_much)
+
+
+async def _looks() -> None:
+    await asyncio.sleep(0.3)
+
+
+@app.workflow
+async def polls_until_a_deadline(ctx: Context, how: str) -> tuple[float, int]:
+    """It polls for a second, by its clock: the seconds that passed by it, and how often it polled."""
+    began = ctx.now()
+    rounds = 0
+    while ctx.now() < began + timedelta(seconds=1) and rounds < 50:
+        rounds += 1
+        try:
+            match how:
+                case "wait":
+                    await ctx.wait_for("ready", timeout=0.3)
+                case "step":
+                    await ctx.run(unready)
+                case "call":
+                    await ctx.call(_looks)
+        except (TimeoutError, TaskFailed):
+            continue
+    return (ctx.now() - began).total_seconds(), rounds
 
 
 @app.workflow

@@ -35,7 +35,9 @@ class Port:
     """
 
     def __init__(self, *entries: Entry, signals: Sequence[StoredSignal] = (), cancels: bool = False) -> None:
-        self.journal = Journal(news=0, started_at=AT, version=1, entries=list(entries), signals=list(signals))
+        self.journal = Journal(
+            news=0, started_at=AT, version=1, entries=list(entries), signals=list(signals), read_at=AT
+        )
         self.cancels = cancels
         self.recorded: list[str] = []
         self.called: list[tuple[str, list[str]]] = []

@@ -356,7 +356,8 @@ class SlowJournal:
         self.started: list[tuple[str, list[str]]] = []  # the run, and what the journal had when it started
 
     async def read(self, _places: object) -> Journal:
-        return Journal(news=0, started_at=datetime(2026, 1, 1, tzinfo=UTC), version=1, entries=[], signals=[])
+        began = datetime(2026, 1, 1, tzinfo=UTC)
+        return Journal(news=0, started_at=began, version=1, entries=[], signals=[], read_at=began)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         for _ in range(5):

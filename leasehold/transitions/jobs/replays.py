@@ -24,10 +24,11 @@ _LAST_BAND = len(BANDS) - 1
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# SQL: the step `t` must stay failed. A workflow has started it (`contained`), and has made a call since it failed. So
-# the workflow's journal (the rows of its calls) depends on the failure.
+# SQL: the step `t` must stay failed. A workflow has started it (`contained`), and has made a call since it failed, or
+# has recorded the failure before such a call. So the workflow's journal (the rows of its calls) depends on the failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
-    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
+    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id
+                AND (e.at > t.finished_at OR (e.child_id = t.id AND e.state = 'failed'))))"""
 
 # SQL: the job `j` can be replayed. `unindexed`: PostgreSQL uses no partial index for the condition.
 _REPLAYABLE = unindexed(

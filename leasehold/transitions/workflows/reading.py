@@ -31,7 +31,7 @@ _ENTRIES = """
         coalesce(f.message, child.error ->> 'message', child.cancel ->> 'reason'),
         CASE WHEN e.kind <> 'result' AND e.due_at IS NOT NULL
              THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
-        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
+        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind IN ('sleep', 'signal') THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM {rows}
     LEFT JOIN LATERAL (SELECT * FROM task s WHERE e.kind = 'run' AND s.id = e.child_id LIMIT 1) AS step ON true
@@ -71,6 +71,7 @@ def _read(name: str, rows: str) -> str:
     return f"""
 -- {name}
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+    clock_timestamp() AS read_at,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     first_signals.signals, first_signals.has_more AS has_more_signals,
     NOT t.journaled AND EXISTS (SELECT 1 FROM task o WHERE o.job_id = t.job_id AND NOT o.contained AND o.journaled)
@@ -126,7 +127,7 @@ class Entry:
     `status`: the state of the task or run, and `code` and `message` of its error; None: the row awaits neither. The
     `message` of a cancelled run is the reason of its cancel.
     `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the wait does not end by itself. `at`: when
-    the result came; without a result, when the call was made.
+    the step or run ended, or when the wait ends by itself; in all other cases, when the row was written.
     """
 
     branch: str
@@ -156,8 +157,8 @@ class StoredSignal:
 @dataclass(frozen=True, slots=True)
 class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` checks whether more have come
-    since. `version`: the version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of
-    the run was requested.
+    since. `version`: the version of the workflow's code when the run was submitted. `read_at`: PostgreSQL's time of the
+    read. `cancelled_at`: when the cancel of the run was requested.
     `is_of_other_step`: the workflow has called nothing yet, and another step of its run is a workflow that has.
     `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
     `signals`, which are the oldest ones.
@@ -168,6 +169,7 @@ class Journal:
     version: int
     entries: list[Entry]
     signals: list[StoredSignal]
+    read_at: datetime
     cancelled_at: datetime | None = None
     is_cut: bool = False
     has_more_signals: bool = False
@@ -256,6 +258,7 @@ def _journal(row: Any, *, is_cut: bool = False) -> Journal:
             StoredSignal(signal["id"], signal["name"], signal["payload"], datetime.fromisoformat(signal["at"]))
             for signal in row["signals"]
         ],
+        read_at=row["read_at"],
         cancelled_at=row["cancelled_at"],
         has_more_signals=row["has_more_signals"],
         is_of_other_step=row["is_of_other_step"],

@@ -1,5 +1,6 @@
 -- read_open_calls
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+    clock_timestamp() AS read_at,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
     first_signals.signals, first_signals.has_more AS has_more_signals,
     NOT t.journaled AND EXISTS (SELECT 1 FROM task o WHERE o.job_id = t.job_id AND NOT o.contained AND o.journaled)
@@ -11,7 +12,7 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
         coalesce(f.message, child.error ->> 'message', child.cancel ->> 'reason'),
         CASE WHEN e.kind <> 'result' AND e.due_at IS NOT NULL
              THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
-        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
+        coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind IN ('sleep', 'signal') THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place) CROSS JOIN LATERAL (SELECT * FROM journal x WHERE x.job_id = t.job_id AND x.branch = p.place ->> 0 AND x.number = (p.place ->> 1)::int LIMIT 1) AS e
     LEFT JOIN LATERAL (SELECT * FROM task s WHERE e.kind = 'run' AND s.id = e.child_id LIMIT 1) AS step ON true

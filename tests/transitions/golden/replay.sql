@@ -45,7 +45,8 @@ WITH locked_jobs AS MATERIALIZED (
     WHERE t.job_id = locked_jobs.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT (t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
       AND NOT (t.contained AND t.status = 'failed'
-    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at)) AND before.id = t.id
+    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id
+                AND (e.at > t.finished_at OR (e.child_id = t.id AND e.state = 'failed')))) AND before.id = t.id
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
 ), step_counts AS MATERIALIZED (
