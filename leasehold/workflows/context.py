@@ -179,9 +179,9 @@ class Context:
         return self._driver.patched(_checked_name(name))
 
     def now(self) -> datetime:
-        """The time in UTC of the newest result in this branch, also if it is a failure or a timeout: of a step, a run, a
-        sleep, a wait for a signal, or `ctx.call`. Before the first result it is the start of the run. A replay gives
-        the same time. A start of a run, and a cancel, do not move it.
+        """The time in UTC of the newest result in this branch: of a step, a run, a sleep, a wait for a signal, or
+        `ctx.call`. Failures and timeouts count. Before the first result it is the start of the run. A replay gives the
+        same time. A start of a run, and a cancel, do not move it.
         """
         # The journal's instants are texts of PostgreSQL, perhaps in another zone: a pooler may drop the session's
         # setting, and earlier releases did not set it.
