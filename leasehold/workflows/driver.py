@@ -112,7 +112,8 @@ class Driver:
         # Waits that raised SignalInvalid, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._ends: list[Call] = []  # how awaited steps and runs have ended, not recorded yet (see `_receive_end`)
-        self._failures: list[Call] = []  # ends among them that are not dated yet (see `_date_failures`)
+        # Ends that are not dated yet (see `_date_failures`), each with the branch of its call.
+        self._failures: list[tuple[Branch, Call]] = []
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._no_task = NoTask()
@@ -411,7 +412,7 @@ class Driver:
 
     def _receive_failure(self, call: Journaled[Any], error: TaskFailed, at: datetime) -> None:
         """Reject the call, because its step or run has failed at `at`. The journal has no record of that."""
-        self._failures.append(_failed(call, error, at))
+        self._failures.append((self._branch_of(call), _failed(call, error, at)))
         self._reject(call, error)
 
     def _date_failures(self) -> None:
@@ -421,13 +422,12 @@ class Driver:
         Exception: the run has made calls after a failure, although the journal has no record of the failure. So the
         code has met it under an earlier release, which did not move the time. The calls may depend on that.
         """
-        for failure in self._failures:
-            branch = self._branches[failure.branch]
+        for branch, failure in self._failures:
             lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
             if self._replay.has_gone_on((ancestor.path, ancestor.gather_count) for ancestor in lineage):
                 del failure.value["at"]
             branch.pass_time(_instant_of(failure.value))
-        self._ends += self._failures
+            self._ends.append(failure)
         self._failures = []
 
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:

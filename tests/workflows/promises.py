@@ -29,7 +29,10 @@ async def assert_journal(connection: Connection, run_id: UUID) -> None:
     for row in rows:
         assert row["claimed_at"] is not None, f"nobody had the epoch of {dict(row)}"
         # A row keeps the time of its call, and gets the epoch of its result: that one may be later.
-        has_epoch_of_result = row["kind"] in ("signal", "sleep", "result") or (row["kind"], row["state"]) == ("run", "failed")
+        has_epoch_of_result = row["kind"] in ("signal", "sleep", "result") or (row["kind"], row["state"]) == (
+            "run",
+            "failed",
+        )
         later = has_epoch_of_result or row["state"] == "cancelled"
         within = later or row["claimed_at"] <= row["at"]
         assert within, f"written before the lease began: {dict(row)}"
