@@ -290,7 +290,7 @@ def test_a_registry_of_the_settings_takes_the_place_of_an_app_that_no_module_has
         program.source_of_children(app, ["made.thumb"], given)
 
 
-def test_only_what_the_worker_serves_needs_a_program_that_processes_can_import(
+async def test_only_what_the_worker_serves_needs_a_program_that_processes_can_import(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, NO_MODULE, ModuleType(NO_MODULE))
