@@ -973,6 +973,25 @@ def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "of_release", "is_found"),
+    [
+        ("POST /v1/dead-letters/replay", {OTHER}, False),
+        ("POST /v1/dead-letters/replay", set(), True),
+        ("POST /v1/runs/rerun", {OTHER}, True),
+    ],
+)
+def test_a_repeated_request_may_be_done_again_only_where_the_release_beside_knows_no_key(
+    endpoint: str, of_release: set[str], is_found: bool
+) -> None:
+    history = sound()
+    history.of_release = of_release
+    history.requests.append(
+        replace(history.requests[0], kind="replayed", key="k", job="", endpoint=endpoint, answers=(("job",), ()))
+    )
+    assert ("I2" in found(history)) is is_found
+
+
+@pytest.mark.parametrize(
     ("tries", "of_release", "excused"), [(2, {OTHER}, True), (1, {OTHER}, False), (2, set(), False)]
 )
 def test_the_release_may_refuse_to_repeat_what_a_newer_api_has_done(
