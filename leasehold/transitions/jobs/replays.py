@@ -30,6 +30,21 @@ _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id
                 AND (e.at > t.finished_at OR (e.child_id = t.id AND e.state = 'failed'))))"""
 
+
+def _is_of_own_run(row: str) -> str:
+    """SQL condition: the row of the journal is of a call whose work a run of its own does (`ctx.run` of a limited
+    task). The driver knows such a row by the same mark (`is_own_run` in workflows/journal.py).
+    """
+    return f"strpos({row}.name, '#') > 0"
+
+
+def _is_called_again(status: str) -> str:
+    """SQL condition: the journal's row `e` of such a call goes, so that the workflow makes the call again. `status`:
+    that of the run. If it failed, its row `start` stays: the workflow retries the run.
+    """
+    return f"(e.kind = 'result' OR (e.kind = 'start' AND {status} IS DISTINCT FROM 'failed'))"
+
+
 # SQL: the job `j` can be replayed. `unindexed`: PostgreSQL uses no partial index for the condition.
 _REPLAYABLE = unindexed(
     "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
@@ -73,13 +88,13 @@ WITH locked_jobs AS MATERIALIZED (
     DELETE FROM journal e USING (
         SELECT w.job_id, w.child_id, child.status
         FROM locked_jobs
-        JOIN journal w ON w.job_id = locked_jobs.id AND w.kind = 'result' AND strpos(w.name, '#') > 0
+        JOIN journal w ON w.job_id = locked_jobs.id AND w.kind = 'result' AND {_is_of_own_run("w")}
         LEFT JOIN job child ON child.id = w.child_id
         WHERE w.value IS NULL
           AND coalesce(child.status, 'cancelled') IN ('failed', 'cancelled', 'expired', 'cancel_requested')
     ) AS ended
     WHERE e.job_id = ended.job_id AND e.child_id = ended.child_id
-      AND (e.kind = 'result' OR (e.kind = 'start' AND ended.status IS DISTINCT FROM 'failed'))
+      AND {_is_called_again("ended.status")}
     RETURNING e.job_id, e.branch, e.number
 ), reopened_calls AS (
     -- A replayed workflow waits again for the runs whose results it has not recorded: a duty wakes it only for open
@@ -206,12 +221,12 @@ _REWIND_CALL = f"""
 -- rewind_call
 WITH called AS (
     SELECT e.child_id FROM journal e
-    WHERE e.job_id = $1 AND e.kind = 'start' AND strpos(e.name, '#') > 0 AND e.branch || e.name = $2
+    WHERE e.job_id = $1 AND e.kind = 'start' AND {_is_of_own_run("e")} AND e.branch || e.name = $2
 ), forgotten AS (
     DELETE FROM journal e USING called LEFT JOIN job child ON child.id = called.child_id
     WHERE e.job_id = $1 AND e.child_id = called.child_id
       AND NOT coalesce({unindexed("child.finished_at IS NULL")} AND child.status <> 'cancel_requested', false)
-      AND (e.kind = 'result' OR (e.kind = 'start' AND child.status IS DISTINCT FROM 'failed'))
+      AND {_is_called_again("child.status")}
 )
 SELECT EXISTS (SELECT FROM called)
 """
