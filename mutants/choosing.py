@@ -115,10 +115,11 @@ class Choosing:
         first_tests = {test for test in seconds if first and test.startswith(first)}
         covering = {test for test in self._covering_tests(mutant) | first_tests if test in seconds and judges(test)}
         tests = self._in_order(mutant, covering, first)
+        killer = self._killers.get(mutant.id)
         chosen: list[str] = []
         total = 0.0
         for test in tests:
-            if test == self._killers.get(mutant.id):
+            if test == killer:
                 chosen.append(test)  # it leaves the whole budget to others: it may have noticed the mutant by chance
                 continue
             after = total + self._cost(test)
