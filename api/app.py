@@ -55,8 +55,8 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, kinds_of, with_bulk_operations
 from leasehold.settings import Settings
 
-#: The paths that need no key: for monitoring, and for programs that generate a client. A kind of work, such as media,
-#: may name further public paths.
+#: The paths that need no key. Monitoring reads the first three, and a program that generates a client reads
+#: `openapi.PATH`. A kind of work, such as media, may name further public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
@@ -141,8 +141,8 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.state.contract = Contract(app)  # the OpenAPI document, built at the first request for it
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    # NOT_STORABLE: the errors by which PostgreSQL refuses a text with a NUL character. Any other error is a bug or an
-    # outage: it goes on to `Edge`, which logs and answers it.
+    # NOT_STORABLE: the errors by which PostgreSQL refuses a text with a NUL character. An error of any class that this
+    # list does not have is a bug or an outage. `Edge` logs and answers such an error.
     for error in (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)
     app.add_middleware(Edge, database_seconds=settings.database_timeout)  # added last, so outermost
@@ -192,7 +192,7 @@ def _takes(router: APIRouter, path: str) -> bool:
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
-    """Raises DeclarationError for a route that would read a request's body before it has checked the key. The route
+    """Raises DeclarationError for a route that would read a request's body before the key is checked. A route of the
     class AuthenticatedFirst checks the key first.
     """
     for route in _api_routes([router]):

@@ -53,8 +53,8 @@ def log_access(event: str, request: Request, caller: Caller | None = None, **fie
 
 
 class AuditedRequire(Require):
-    """Like `Require`, which checks the API key. Writes a log line for each of these outcomes: auth.success,
-    auth.missing, auth.malformed, auth.rejected and, for a key without the scope, auth.forbidden.
+    """Checks the API key as `Require` does, and writes a log line that names the outcome: auth.success, auth.missing,
+    auth.malformed, auth.rejected or, for a key without the scope, auth.forbidden.
     """
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:

@@ -1,5 +1,5 @@
-"""Checks the caller's key and its scope. Every route has a dependency `Require` that names a scope, or is listed as
-public. `refuse_open_routes` refuses any other route when the API starts.
+"""Checks the caller's key and its scope. Every route either has a dependency `Require`, which names a scope, or is
+listed as public. `refuse_open_routes` refuses any other route when the API starts.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Require:
         return admitted_callers[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Identify the caller and check its scope. This runs once for each request, although the route class and
-        FastAPI both call `__call__`. Raises Unavailable `busy` if too many requests of the tenant are under way.
+        """Identify the caller and check its scope. The route class and FastAPI both call `__call__`, but this method
+        runs only once for each request, because `__call__` keeps the caller. Raises Unavailable `busy` if too many
+        requests of the tenant are under way.
         """
         try:
             caller = await self.identify(request, credentials)
@@ -102,8 +103,9 @@ class Require:
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """The caller whose key the request has. Raises Unauthenticated, WrongCell if another installation serves the
-        key's tenant, or one of TRY_AGAIN (leasehold.runtime.transient) if PostgreSQL does not answer.
+        """The caller whose key the request has. Raises Unauthenticated without a valid key, and WrongCell if another
+        installation serves the key's tenant. Raises one of TRY_AGAIN (leasehold.runtime.transient) if PostgreSQL does
+        not answer.
         """
         # A request with several Authorization headers is refused, because it is unclear which of them counts.
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
@@ -136,7 +138,7 @@ def with_source(request: Request, caller: Caller) -> Caller:
 
 def stranger(request: Request, key: str) -> Actor:
     """The actor that the audit names for a refused key. `key`: the text that the client sent. If the text has the form
-    of a key, the actor has its public prefix. Otherwise the actor has no part of the text.
+    of a key, the actor has the public prefix of this key. Otherwise the actor has no part of the text.
     """
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix

@@ -1,5 +1,5 @@
-"""Finds the address from which a request comes, for the audit: the address of the peer. If the peer is a trusted proxy,
-the address that the proxy names counts instead.
+"""Finds, for the audit, the address from which a request comes. This is the address of the peer. If the peer is a
+trusted proxy, the address that the proxy names counts instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 def source_address(request: Request) -> str | None:
     """The first address, on the way from this server to the client, that is not in LEASEHOLD_TRUSTED_PROXIES. If all
-    addresses belong to trusted proxies: the last address. None: the server does not know the address of its peer.
+    addresses belong to trusted proxies: the address that is nearest to the client. None: the server does not know the
+    address of its peer.
 
     Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end.
     It reads only the entries that trusted proxies wrote, because a client may have invented the others.

@@ -22,7 +22,7 @@ from leasehold.domain.errors import NotFound
 
 router = APIRouter()
 FOLDER = Path(__file__).with_name("static")
-#: The coding gzip in a header Accept-Encoding, unless its weight is 0.
+#: Matches a header Accept-Encoding that allows gzip: it names gzip, and the weight of gzip is not 0.
 _GZIP = re.compile(r"(?i)\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))")
 #: The name in the address -> the file and its content type.
 FILES = {

@@ -29,7 +29,7 @@ Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 FilterText = Annotated[str, Query(max_length=200)]
 #: The number of audit rows on a page.
 _PAGE = 50
-#: The page checks at most this many of a chain's newest rows. All requests share the result for _SHARED_SECONDS.
+#: The page checks at most MAX_CHECKED of a chain's newest rows. All requests share the result for _SHARED_SECONDS.
 MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 
@@ -37,7 +37,7 @@ MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 class CheckedChain:
     """The result of a check of a tenant's chain. `rows`: the number of all rows. `checked`: how many of the newest rows
     were checked. `head`: the hash of the newest row. `broken`: the first checked row that was changed since it was
-    written; None: all are intact.
+    written; None: all checked rows are intact.
     """
 
     tenant_id: str

@@ -48,8 +48,8 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
 
 
 async def _find(request: Request, searched_name: str) -> endpoints.FoundInCells:
-    """Find the job with this id. If the text is no UUID, or no cell has such a job, find the tenant of this name: a
-    tenant's name may be a UUID, too.
+    """Find the job with this id. If the text is no UUID, or no cell has such a job, find the tenant with this name
+    instead. (A tenant's name may look like a UUID.)
     """
     try:
         job_id = UUID(searched_name)

@@ -24,13 +24,15 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together (but the share of one queue
-#: is at least 20 tasks), and at _MAX_LETTERS dead letters (steps that failed for good).
+#: Counting stops at MAX_TASKS tasks in a queue, and at _MAX_LETTERS dead letters (steps that failed for good). If there
+#: are many queues, counting stops earlier in each queue, at _MAX_OF_ALL divided by the number of queues, but never
+#: below 20 tasks.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. Unsettled
-#: orders are searched in the _MAX_SEARCHED newest jobs with an error of each pipeline that orders, as many of each code
-#: of such orders, and ten times as many cancelled jobs. A finding about older orders that the search has left out would
-#: never go away in a tenant with many such jobs.
+#: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. The
+#: search for unsettled orders reads only the newest jobs: _MAX_SEARCHED jobs with an error of each pipeline that
+#: orders, _MAX_SEARCHED jobs of each error code of unsettled orders, and ten times as many cancelled jobs. No finding
+#: says that the search has left out older jobs, because in a tenant with many such jobs this finding would never go
+#: away.
 _MAX_SEARCHED = 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.
@@ -159,8 +161,8 @@ def _tasks_that_wait(n: int, *, has_more: bool) -> str:
 
 def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
     """At most one finding: the queue is paused, no worker serves it, or it is behind. `has_workers`: the installation
-    has a worker, for this queue or another. If it has none, this function reports a paused queue and nothing else,
-    because `_findings_about_fleet` reports the missing workers once for all queues.
+    has a worker, for this queue or for another queue. If the installation has none, this function reports only a paused
+    queue, because `_findings_about_fleet` reports the missing workers once for all queues.
     """
     queue, runnable_tasks = row["queue"], row["runnable"]
     link = ("/queues", "Queues")

@@ -87,8 +87,8 @@ def graph_of(tasks: Sequence[Row]) -> Graph | None:
 
 
 def _nodes_and_needs(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
-    """The boxes by key, and for each key the keys of the boxes that it needs. The key of a box is its step; for the one
-    box of many parts, the step of the first part.
+    """The boxes by key, and the needs: for each box, the keys of the boxes that it needs. The key of a box is its step.
+    If many parts share a box, the key of this box is the step of the first part.
     """
     parts_by_parent: dict[UUID, list[Row]] = {}
     for task in tasks:
@@ -134,7 +134,7 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 def _levels(needs: Links) -> dict[str, int]:
     """The column of each box: the next column after the rightmost box that it needs."""
     levels = dict.fromkeys(needs, 0)
-    for _ in needs:  # at most one round for each box: a chain of all boxes would need that many
+    for _ in needs:  # a chain of all boxes, the slowest case, needs one round for each box
         has_moved = False
         for key, needed_keys in needs.items():
             level = max((levels[need] + 1 for need in needed_keys if need in levels), default=0)

@@ -123,8 +123,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
-    """How many further things the job has, with a `+` if `at_most` things were read and there may be more. None: no
-    more.
+    """How many things the job has beyond the `shown` things. The text has a `+` if `at_most` things were read, because
+    there may be more. None: the page shows all things.
     """
     if len(things) <= shown:
         return None
@@ -292,9 +292,10 @@ async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields)
 async def _answer_conflict(
     request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done_sentence: str
 ) -> Response:
-    """Answer an act that the job's state does not allow any more: the page was stale, or somebody else was faster. The
-    sentence says what the state is now, and who did what last. If the person pressed the button twice, the first press
-    has done the act: the answer is `done_sentence`. Raises `error` if its cause is not the job's state.
+    """Answer an act that the job's state does not allow any more, because the page was stale or somebody else was
+    faster. The next page shows a sentence about what the state is now, and who did what last. If the person pressed the
+    button twice, the first press has done the act: the answer is `done_sentence`. Raises `error` if its cause is not
+    the job's state.
     """
     if error.code != "resource_invalid_state":
         raise error
@@ -311,7 +312,7 @@ async def _answer_conflict(
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    """Retry the job. Refuse this if the job has changed since the page with the form was made: the person has then
+    """Retry the job. Refuse this if the job has changed since the page with the form was made, because the person
     decided about an earlier state. For example, somebody else has retried the job, and it has failed again.
 
     `seen`, a field of the form: the number of the job's last event when the page was made.
@@ -353,7 +354,7 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
     max_depth = services.settings.json_max_depth
     payload = payload_of(inputs_of(schema), form, max_depth)
-    problem = refusal(orjson.dumps(payload), max_depth)  # a field's JSON is a member of the payload: one level deeper
+    problem = refusal(orjson.dumps(payload), max_depth)  # in the payload, a field's JSON is one level deeper
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)

@@ -145,7 +145,9 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
 
 
 def _is_made_until(now: datetime, job_id: UUID) -> bool:
-    """Whether the id has a time, which is not after `now`. Any other id would hide all newer jobs from the count."""
+    """Whether the id contains a time, and this time is not after `now`. An id with a later time would hide all newer
+    jobs from the count.
+    """
     try:
         return instant_of(job_id) <= now
     except (ValueError, OverflowError):
@@ -153,7 +155,9 @@ def _is_made_until(now: datetime, job_id: UUID) -> bool:
 
 
 def _ids(texts: Sequence[str]) -> list[UUID]:
-    """The first PAGE ids, because no page has more jobs. Empty texts do not count as ids. Raises Invalid."""
+    """The first PAGE ids, because no page has more jobs. Empty texts are left out. Raises Invalid for any other text
+    that is no id.
+    """
     try:
         return [UUID(text) for text in texts[:PAGE] if text]
     except ValueError:
@@ -195,8 +199,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
 
 @router.post("/jobs/act")
 async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
-    """Retry or cancel each picked job. A job that is refused, or locked for long, does not prevent the others; the next
-    page names the reasons.
+    """Retry or cancel each picked job. If a job is refused, or locked for long, the others are still retried or
+    cancelled. The next page names the reasons.
     """
     ids = _ids(form.picked("job"))
     action = form.get("action", "")
@@ -211,7 +215,7 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
 
     async def act() -> Outcome:
         refusals = Counter[str]()  # how many jobs were refused for each reason
-        async with services_of(request).bulk.turn(caller.tenant_id):  # each job has its own time for PostgreSQL
+        async with services_of(request).bulk.turn(caller.tenant_id):  # lifts the request's deadline
             ends_at = monotonic() + BULK_SECONDS
             for index, job_id in enumerate(ids):
                 if index and monotonic() > ends_at:

@@ -128,7 +128,7 @@ async def _make_once(
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
         # Probably the first press has made the key. UniqueViolation: this press would make the same key again.
-        # Conflict: the tenant has the most keys that it may have. NotFound: the key that was rotated has ended.
+        # Conflict: the tenant has as many keys as it may have. NotFound: the key that was rotated has ended.
         cell = services.settings.cell  # the name of this installation, if several share the tenants
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)

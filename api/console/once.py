@@ -40,7 +40,9 @@ class Outcome:
 
 
 def with_refusals(sentence: str, refusals: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence of an act on several jobs. After refusals, it also has their number and the reason of the first."""
+    """The sentence of an act on several jobs. If jobs were refused, it also has the number of refusals and the reason
+    of the first.
+    """
     if not refusals:
         return sentence
     were_refused = counted(len(refusals), "was refused, because", "were refused, the first because")
@@ -62,8 +64,8 @@ def token_of_shown(shown: object) -> str:
 
 
 def press_of(request: Request, form: Form) -> str | None:
-    """A name for this press of the button. Only a repetition has the same name: the same session sends the same fields
-    from the same page. None: the form has no field `once`.
+    """A name for this press of the button. Two presses have the same name only if the same session sends the same
+    fields to the same path. Then the second press counts as a repetition. None: the form has no field `once`.
     """
     if not form.get("once"):
         return None

@@ -115,11 +115,11 @@ async def _admit_person(request: Request, services: Services, identity: Identity
 
 
 def _begin_session(request: Request, services: Services, row: Row, following: str, began: int) -> Response:
-    """`began`: the time of the sign-in by PostgreSQL's clock. The end of a person's sessions is a time of the same
-    clock, so the two times can be compared.
+    """`began`: the time of the sign-in by PostgreSQL's clock. The time at which somebody ended the person's sessions
+    comes from the same clock, so the two times can be compared.
     """
     response = redirect_to(request, following)
-    # The person's `generation`: sessions that began in a lower generation have ended.
+    # `generation`: a number that grows when all sessions of the person end. A session with a lower number has ended.
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]), began)
     return response
 

@@ -59,7 +59,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     return page(
         request,
         "overview.html",
-        made_of=(state, last_hour),  # while they are the same, a refresh renders nothing
+        made_of=(state, last_hour),  # if both are unchanged, a refresh renders nothing
         refresh_seconds=REFRESH_SECONDS,
         refresh_url=request.url.path,
         state=state,

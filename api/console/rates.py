@@ -30,8 +30,9 @@ _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. A job counts as three rows (`job_lists`), so this is
 #: 160 jobs, two times SAMPLE. The query reads jobs past their retention, too, and leaves them out.
 _MAX_READ = 480
-#: `_part` divides by the share of the part that the sample covers. If the share is smaller than this, `_part` divides
-#: by this number instead, and so never by 0. So the page shows at most 26,000 jobs a second.
+#: The sample covers a fraction of the part's five minutes, and `_part` divides by this fraction. If the fraction is
+#: smaller than _MIN_COVERED, `_part` divides by _MIN_COVERED instead, and so never by 0. Therefore the page shows at
+#: most 26,000 jobs a second.
 _MIN_COVERED = 0.00001
 
 
@@ -97,7 +98,7 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
 
 
 def _part(start: datetime, end: datetime, job_page: Page) -> Part:
-    """`end`: the end of the part; for the last part, now. `job_page`: the sample."""
+    """`end`: the end of the part, or now if the part is not over yet. `job_page`: the sample."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     # `ended_at`: the job at which the query stopped, because it had read _MAX_READ rows.
     has_all_jobs = not job_page.has_more and job_page.ended_at is None

@@ -28,8 +28,9 @@ from leasehold.api.process.services import services_of
 from leasehold.domain.job_filter import quoted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. With
-#: `no-referrer` a browser would send `Origin: null` with the page's own forms, as with those of other sites.
+#: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. The policy
+#: is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page, as it does with
+#: the forms of other sites.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -100,7 +101,8 @@ def page(
     """Render the page. The answer to a refresh is 204 if the browser already shows the same page.
 
     `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same `made_of` as the
-    last page of its session, the page is not rendered (`unchanged`).
+    last page of its session, the page is not rendered (`unchanged`). If `made_of` is empty, the page is always
+    rendered.
 
     The layout itself uses two of `values`. Every `refresh_seconds` seconds, an open page fetches its new content from
     `refresh_url`. Without `refresh_seconds`, or if it is 0 or None, the page is not refreshed.
@@ -218,8 +220,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page; None for a refresh. The page that shows the sentence deletes its cookie. If a refresh
-    of another open page did this first, the page after the form would show nothing.
+    """The sentence for this page. A refresh has none, because the page that shows the sentence also deletes its cookie.
+    If a refresh of another open page showed the sentence first, the page after the form would show nothing.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -292,8 +294,8 @@ def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in its two largest units, such as `2 d 3 h`. Minutes and seconds stand alone: `5 min`, `42 s`.
-    Empty for None.
+    """A length of time in its two largest units, such as `2 d 3 h`. A time below one hour has one unit, such as `5 min`
+    or `42 s`. Empty for None.
     """
     if seconds is None:
         return ""
@@ -335,8 +337,8 @@ def number(count: float) -> str:
 
 
 def pretty(value: Any, path: str = "") -> str:
-    """JSON for people. A large value is cut, and the text names the number of missing characters. `path`: the address
-    in the API that answers the whole value; the text of a cut value names this address.
+    """JSON for people. A large value is cut, and the text names the number of missing characters. `path`: the path at
+    which the API returns the whole value. The text of a cut value names this path.
     """
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
     left_out = len(text) - _MAX_JSON

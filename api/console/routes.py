@@ -44,13 +44,14 @@ _MAX_DIGITS = 9
 #: answer every _POLL_SECONDS.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
-#: A form's path begins with the path of the page that has the form: a list, or an object with an id. The console finds
-#: the page by this rule, because a browser may leave out the header that names it.
+#: A form's path begins with the path of the page that has the form. This page shows a list, or an object with an id.
+#: The console finds the page by this rule, because a browser may leave out the header that names the page.
 _PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
-#: A page explains these errors, and an outage of the database. Any other error is a bug, and `Edge` logs it.
+#: The console explains these errors on a page. It also explains an outage of the database (`is_database_away`). Any
+#: other error is a bug, and `Edge` logs it.
 _EXPLAINED = (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
@@ -117,7 +118,7 @@ class ConsoleRoute(APIRoute):
                 error_page = _error_page(request, error)
                 if error_page is None:
                     if _accepts_html(request):
-                        request.state.error_response = _bug_page(request, error)  # `Edge` logs the bug, and sends this
+                        request.state.error_response = _bug_page(request, error)  # `Edge` logs the bug, and sends it
                     raise
                 return error_page
 
@@ -125,8 +126,8 @@ class ConsoleRoute(APIRoute):
 
 
 async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    """The answer of the handler. If the API has not answered the first press of the same button yet, wait for that
-    answer. The handler then returns the same answer.
+    """The answer of the handler. If the API has not answered the first press of the same button yet, wait until it has.
+    The handler then returns the answer to the first press.
     """
     waits_until = monotonic() + _PATIENCE_SECONDS
     while True:
@@ -182,7 +183,7 @@ def _bug_page(request: Request, error: Exception) -> Response:
 
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
     """The page that asks for a key, in place of the requested page. After the sign-in, the browser opens the requested
-    page; if a form was sent instead, the page with the form.
+    page. If the request sent a form, the browser opens the page with this form.
     """
     prefix = path_of(request)
     requested_path = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")

@@ -35,7 +35,8 @@ Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
 #: The format of a tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
-#: If the person gives no end, a backfill ends this long before now. The workers may not have fired later ticks yet.
+#: If the person gives no end, a backfill ends this long before now, because the workers may not have fired later ticks
+#: yet.
 _FIRED_AFTER = timedelta(minutes=1)
 #: The fields of the form that changes a schedule. An empty field changes nothing.
 _CHANGEABLE = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")

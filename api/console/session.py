@@ -38,8 +38,9 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie only if this many seconds have passed since the last renewal.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and a generation. The person's generation grows when all sessions
-#: of the person end. Causes: an admin ends them or disables the person, or the person loses access to the tenant.
+#: The owner of a person's session: the person's id, and a generation. The person's generation is a number that grows
+#: when all sessions of the person end. They end if an admin ends them or disables the person, or if the person loses
+#: access to the tenant.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 #: The cookie: owner, `began`, `seen` and nonce of the Session, and the signature, joined by dots.
 _COOKIE = re.compile(
@@ -128,7 +129,7 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 
 def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
     """Begin a session: the response sets its cookie. `began`: the time of the sign-in, if the person signed in earlier;
-    None: now. Raises Unavailable without sealing keys, which sign the cookie.
+    None: now. Raises Unavailable if there are no sealing keys, which sign the cookie.
     """
     now = int(time())
     session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))
@@ -195,8 +196,9 @@ def check_form(request: Request, token: str) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Raises Forbidden `foreign_form` for a form of another site. Without HTTPS, and before 2023, a browser sends
-    `Origin` alone, and not `Sec-Fetch-Site`. A client that sends neither is no browser, and is not refused here.
+    """Raises Forbidden `foreign_form` for a form of another site. A browser from before 2023, and any browser without
+    HTTPS, sends `Origin` but no `Sec-Fetch-Site`. A client that sends neither header is no browser, and is not refused
+    here.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
@@ -212,11 +214,12 @@ def check_origin(request: Request) -> None:
 
 
 def _is_own(request: Request, origin: str) -> bool:
-    """Whether a browser may have opened the console at this origin: a proxy may have changed `Host`. No page of another
-    site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
+    """Whether a browser may have opened the console at this origin. A proxy may have changed `Host`, so this function
+    also accepts the host of `X-Forwarded-Host` and of the setting `public_url`. This is safe, because no page of
+    another site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
 
-    A proxy may drop the port (nginx, `$host`). So a header without a port is compared with the host name alone. Cookies
-    are not separated by port either.
+    A proxy may drop the port (nginx, `$host`). So a header without a port is compared with the host name alone. This
+    separates consoles as well as cookies do, because cookies ignore the port.
     """
     origin_host = _host_of_url(origin)
     if not origin_host:

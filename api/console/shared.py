@@ -42,12 +42,13 @@ class _Shareable(Generic[_Answer]):
 
 class Shared(Generic[_Answer]):
     """The answers of one kind, each under a key. `seconds`: how long an answer is shared. Requests that arrive while an
-    answer is being made wait for this answer. Each request waits until its own deadline: the deadline of the request
-    that began the answer ends neither the answer nor the waits of the others. Tenants share no answers, because an
-    answer waits for a tenant's turn at the database.
+    answer is being made wait for this answer. Each request waits until its own deadline. If the request that began the
+    answer has no time left, the answer is still made, and the other requests go on waiting for it. Tenants share no
+    answers, because the making of an answer waits for the turn of one tenant at the database.
 
-    If a new answer equals the answer before it, `get` returns the earlier object. `rendering.unchanged` compares the
-    answers of two renderings: this is fast, because in most cases they are the same object.
+    If a new answer equals the previous answer, `get` returns the object of the previous answer. So
+    `rendering.unchanged`, which compares the answers of two renderings, is fast: in most cases they are the same
+    object.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -67,7 +68,8 @@ class Shared(Generic[_Answer]):
         try:
             answer = await _wait_for(shareable, reading)
         except TRY_AGAIN:
-            # What has failed may have begun long before this request. At the standby, the primary answers instead.
+            # Another request may have begun the failed answer long ago, so this request makes the answer itself. If the
+            # request reads from the standby, it does not try again, because the primary answers it instead.
             if is_own or reading is not None or deadline.current().is_over:
                 raise
             shareable, _ = self._begun(key, make, reading)
@@ -79,7 +81,7 @@ class Shared(Generic[_Answer]):
     def _begun(
         self, key: Hashable, make: Callable[[], Awaitable[_Answer]], reading: Reading | None
     ) -> tuple[_Shareable[_Answer], bool]:
-        """The answer that may be shared, or else one that begins now; and whether it begins now."""
+        """An answer, and whether this call has begun it. If an answer may be shared, this call begins no other."""
         shareable = self._answers.get(key)
         if shareable is not None and shareable.may_be_shared:
             return shareable, False
@@ -103,7 +105,9 @@ class Shared(Generic[_Answer]):
 
 
 async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> _Answer:
-    """Wait for the answer until the current request has no time left. The answer goes on without the request."""
+    """Wait for the answer until the current request has no time left. The task that makes the answer then goes on
+    without the request.
+    """
     async with deadline.current().waiting(), nullcontext() if reading is None else reading.waiting():
         try:
             return await asyncio.shield(shareable.task)
@@ -116,8 +120,8 @@ async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> 
 async def _make_or_keep(
     make: Callable[[], Awaitable[_Answer]], previous: _Answer | None, reading: Reading | None
 ) -> _Answer:
-    """The answer of `make`; `previous` if the two are equal. Runs in a task of its own. Each wait in it keeps its own
-    limit, but no deadline of a request applies to it.
+    """The answer of `make`, or `previous` if the two are equal. This function runs in an asyncio task of its own. Each
+    wait in this task keeps its own limit, but no deadline of a request applies to the task.
     """
     with deadline.without_limit(), replica_reads.reading_as(reading):
         answer = await make()
