@@ -18,8 +18,8 @@ WIDTH = 1000
 _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
-#: The kinds of ledger entries that begin an attempt. `taken_over` ends the attempt before as well. An entry `replayed`
-#: neither begins nor ends an attempt: the failed job was retried, and its step waits again.
+#: The kinds of ledger entries that begin an attempt. `taken_over` also ends the previous attempt. An entry `replayed`
+#: neither begins nor ends an attempt. It says that the failed job was retried, so that its step waits again.
 _CLAIMS = frozenset({"claimed", "taken_over"})
 #: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
@@ -44,8 +44,8 @@ WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One wait or one attempt. `x`, `width`: in units; the time of the whole job is WIDTH units. `shade`: the CSS
-    class. `words`: the title.
+    """One wait or one attempt. `x`, `width`: in units of the drawing, in which the time of the whole job is WIDTH units
+    long. `shade`: the CSS class. `words`: the title.
     """
 
     x: int
@@ -66,7 +66,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`seconds`: the time of the job. `more`: how many further steps are not drawn."""
+    """`seconds`: the time from the job's creation to its end, or to now. `more`: the number of steps that are not
+    drawn.
+    """
 
     lines: Sequence[Line]
     seconds: float
@@ -96,7 +98,7 @@ def timeline(
     *,
     is_cut: bool = False,
 ) -> Timeline:
-    """The bars of all steps. `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks
+    """The bars of all steps. `tasks`: which steps each step needs (`job_reads.step_links`). `is_cut`: the ledger lacks
     earlier entries. The first wait of each step is then unknown, and has no bar.
     """
     ready_at = {} if is_cut else _ready_times(job, steps[:MAX_LINES], ledger, tasks)
@@ -116,9 +118,9 @@ def _ready_times(
     ledger: Sequence[Mapping[str, Any]],
     tasks: Sequence[Row],
 ) -> dict[str, datetime]:
-    """When the first wait of each step began: when the last of the steps that it needs had succeeded. A part of a
-    fan-out, and a step of a workflow, has waited since its creation. The result has no time for a step that is still
-    blocked.
+    """When the first wait of each step began. The first wait begins when all steps that the step needs have succeeded.
+    A part of a fan-out, and a step of a workflow, waits from its creation on. The result has no time for a step that is
+    still blocked.
     """
     needs = needs_of(tasks)
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}

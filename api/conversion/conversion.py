@@ -119,7 +119,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     # After any other error it is unknown whether the job was written. If it was not, housekeeping (a maintenance loop
     # of the workers) deletes the files.
     for name, value in rate_fields.items():
-        response.headers.setdefault(name, value)  # a header that the tenant's limits have set stays
+        response.headers.setdefault(name, value)  # keeps the headers that the tenant's limits have set
     return response
 
 
@@ -183,7 +183,7 @@ async def _create(
         async with services.admission.submitting(connection, caller.payer, queues, size=stored_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
         if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
-            raise form_too_slow()  # housekeeping has deleted the files: it assumes that the upload's process died
+            raise form_too_slow()  # housekeeping has deleted the files, as if the upload's process had died
         limit_fields.update(charge.fields)
         row = await conversions.find(connection, caller.tenant_id, new_conversion.job.id)
         assert row is not None

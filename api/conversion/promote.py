@@ -44,7 +44,8 @@ _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
 #: The name of a promotion in the audit.
 _PROMOTED = "job.promoted"
-#: For so many seconds a call that has failed tries to end its claim of the job, if PostgreSQL does not answer.
+#: A call that has failed ends its claim of the job. If PostgreSQL does not answer, the call tries this for so many
+#: seconds.
 _GIVE_UP_SECONDS = 10.0
 
 
@@ -117,18 +118,19 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     artifacts_by_key = {key: target.artifact for key, target in zip(keys, body.targets, strict=True)}
     async with services.pool.acquire() as connection:
-        # Claim the job for this request. `call` is the claim. `earlier_changes`: what requests whose process died have
-        # changed at the target. `Promoter` undoes these changes first.
+        # Claim the job for this request. `call` is the claim. `earlier_changes`: the changes at the target by earlier
+        # requests whose process died. `Promoter` undoes these changes first.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys, artifacts_by_key)
     call, earlier_changes = call_and_changes
-    # From now on each statement has its own limit. What this call copies must be undone if the call fails, although
-    # PostgreSQL may have been away for as long as the request's deadline.
+    # End the request's deadline; each statement keeps its own limit. If the call fails, its copies must be undone, even
+    # if waits for PostgreSQL have already used up the whole deadline.
     deadline.current().lift()
 
     async def record_promotion(connection: Connection) -> None:
-        # A repeated request reads `artifacts` (`_promoted_artifacts`): the row of the conversion has only the keys.
+        # A repeated request reads `artifacts` from the audit (`_promoted_artifacts`), because the row of the conversion
+        # has only the keys.
         artifacts = [target.artifact for target in body.targets]
         await record(connection, caller, _PROMOTED, job_id, kind="conversion", keys=keys, artifacts=artifacts)
 

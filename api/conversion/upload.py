@@ -95,7 +95,7 @@ class StoredForm:
     image_bytes: int  # the size of the archive that has all images
     tags: dict[str, str]
     callback_url: str | None
-    fingerprint: bytes  # a hash over all fields and files: a repeated request must have the same
+    fingerprint: bytes  # a hash of all fields and files, which is equal if a request is repeated
 
 
 def prefix_of(job_id: UUID) -> str:

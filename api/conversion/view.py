@@ -31,7 +31,7 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
-#: A parameter that the row has only if it differs from this default -> the default.
+#: A newer parameter, which a row has only if its value is not the default -> the default.
 _NEW_PARAMETERS = {"accuracy_guard": False}
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.

@@ -1,5 +1,5 @@
-"""/v1/audit: reads who did what to which object, when and from where. A tenant reads its own chain, an operator all
-chains. In a chain, each row has the hash of the row before it.
+"""/v1/audit: reads who did what to which object, when and from where. A tenant reads its own chain. An operator reads
+all chains. In a chain, each row has the hash of the row before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _JSON_LINES = "application/x-ndjson"
 
 
 class AuditRow(BaseModel):
-    """`hash` is SHA-256 over the row and `previous`, the hash of the row `seq - 1` of the same tenant."""
+    """`previous` is the hash of the row `seq - 1` of the same tenant. `hash` is SHA-256 over the row and `previous`."""
 
     id: UUID
     at: datetime

@@ -94,8 +94,8 @@ class FoundInCell(BaseModel):
 
 
 class FoundInCells(BaseModel):
-    """`found`: the cells that have the job or the tenant, the cell to which it belongs now first. `silent`: the cells
-    that did not answer.
+    """`found`: the cells that have the job or the tenant. The first is the cell to which the job or the tenant belongs
+    now. `silent`: the cells that did not answer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -220,8 +220,8 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant. If this cell has it, and the tenant has not moved away, no other
-    cell is queried. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant. If this cell has the job or the tenant, and the tenant has not
+    moved away, no other cell is queried. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
@@ -240,8 +240,9 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
-    """`holders`, beginning with the home of the tenant: its cell by the map. If the home is missing in `holders`, this
-    function adds it: the home may be silent, or have no row of the tenant yet.
+    """`holders`, with the home of the tenant first. The home is the cell in which the map places the tenant. If the
+    home is missing in `holders`, this function adds it, because the home may be silent, or may have no row of the
+    tenant yet.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

@@ -2,8 +2,8 @@
 ready if it does not shut down, and if the database accepts writes and has the needed migrations.
 
 If the broker or the store does not answer, the process stays ready. Submissions need no broker. All API processes share
-one store, so another process could not serve the requests either. `/readyz` starts the checks of both, which record the
-outage, but a process that is ready answers without waiting for them.
+one store, so another process could not serve the requests either. `/readyz` starts the checks of the broker and the
+store, so that they record an outage. A process that is ready answers without waiting for these checks.
 
 Neither endpoint needs a key, with one exception: `/readyz?verbose` needs an operator's key, because it shows versions
 and settings of the servers.
@@ -39,7 +39,8 @@ from leasehold.telemetry import database
 from leasehold.telemetry.outages import DATABASE, STORE
 
 log = structlog.get_logger(__name__)
-# Every router has this route class. Here it has nothing to check: `readyz` checks the key of `?verbose` itself.
+# Every router has this route class. Here the class has nothing to check, because `readyz` itself checks the key of
+# `?verbose`.
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
 
@@ -50,10 +51,12 @@ _Result = TypeVar("_Result")
 _SHARED_SECONDS = 1.0
 #: How long one check, or the whole self-check, may take.
 _TIMEOUT_SECONDS = 3.0
-#: Seconds for which an answer that shows all checks waits for those that are not required. Some callers give up sooner
-#: than a check does: the health check of compose.yaml after three seconds, another cell after two.
+#: An answer that shows all checks waits this many seconds for the checks that are not required. It does not wait for
+#: the whole time of a check, because some callers give up sooner: the health check of compose.yaml after three seconds,
+#: and another cell after two.
 _PATIENCE_SECONDS = 1.0
-#: The store has this share of the time: else its request would count as left, and not as one without an answer.
+#: The request to the store may take only this part of _TIMEOUT_SECONDS. Otherwise the check would end first and cancel
+#: the request. The request would then count as given up by its caller, and not as unanswered by the store.
 _SHARE_OF_STORE = 0.8
 #: The errors by which PostgreSQL, the broker or the store shows that it does not answer.
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
@@ -96,8 +99,8 @@ class _SharedRun(Generic[_Result]):
         """The task of the shared run. Do not cancel it: other requests wait for it, too."""
         if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
-            # In a context of its own: nothing of the request that starts the run applies to it. Such a request may read
-            # from a standby, wait for its tenant's turn at the pool, or have little time left.
+            # The run has a context of its own, so that nothing of the request that starts the run applies to it. That
+            # request may read from a standby, wait for its tenant's turn at the pool, or have little time left.
             self._task = asyncio.create_task(self._run(), context=Context())
         return self._task
 
@@ -120,7 +123,8 @@ class Readiness:
         self._required = _SharedRun(self._run_required, _SHARED_SECONDS)
         has_replica = services.replica_reads is not None
         others = {"broker": self._broker, "store": self._store, **({"replica": self._replica} if has_replica else {})}
-        # The checks that are not required. Each is a run of its own: one that does not end delays no other.
+        # The checks that are not required. Each check is a run of its own, so that a check that does not end delays no
+        # other check.
         self._others = {
             name: _SharedRun(partial(_run_check, name, check, required=False), _SHARED_SECONDS)
             for name, check in others.items()
@@ -134,7 +138,7 @@ class Readiness:
         return [Check("serving", not self._services.draining, required=True), *await self._required.result()]
 
     async def other_checks(self) -> list[Check]:
-        """The checks that are not required. One that has not ended after _PATIENCE_SECONDS is not `ok`."""
+        """The checks that are not required. A check that has not ended after _PATIENCE_SECONDS is not `ok`."""
         runs = {name: run.start() for name, run in self._others.items()}
         await asyncio.wait(runs.values(), timeout=_PATIENCE_SECONDS)
         return [_result_or_late(name, run) for name, run in runs.items()]
@@ -181,8 +185,8 @@ class Readiness:
         return "accepts writes"
 
     async def _migrations(self) -> str:
-        """The revisions of the platform's schema and of each schema that a kind of work has. Raises _NotReady if one is
-        behind.
+        """The revisions of the platform's schema and of each schema that a kind of work has. Raises _NotReady if one of
+        these schemas is behind.
         """
         async with self._services.pool.acquire() as connection:
             states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
@@ -219,7 +223,9 @@ class _NotReady(Exception):
 
 
 def _result_or_late(name: str, run: asyncio.Task[Check]) -> Check:
-    """The result of a check that is not required; or, if it has none yet, that it has not answered."""
+    """The result of a check that is not required. If the check has no result yet, the result says that nothing has
+    answered.
+    """
     if run.done() and not has_failed(run):
         return run.result()
     return Check(name, ok=False, required=False, detail=f"no answer within {_PATIENCE_SECONDS:g} s")
@@ -252,8 +258,8 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Whether the process is ready. `?verbose` adds all checks, and the findings that `leasehold doctor` prints: for
-    those, it waits up to _TIMEOUT_SECONDS for a server that does not answer.
+    """Whether the process is ready. `?verbose` adds all checks, and the findings that `leasehold doctor` prints. For
+    these findings, `?verbose` waits up to _TIMEOUT_SECONDS for a server that does not answer.
 
     Raises Unauthenticated or Forbidden for `?verbose` without a key with the scope `fleet:operate`.
     """

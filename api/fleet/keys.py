@@ -1,9 +1,9 @@
 """/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant, and operators the keys of all
 tenants. /v1/tenants/usage: what a tenant uses of its quotas.
 
-The caller must have every scope of a new or rotated key: so nobody can give a scope that they lack. The secret of a new
-key is only in the answer to the request that made the key. The API must not store this answer, so these requests take
-no Idempotency-Key.
+The caller must have every scope of a new or rotated key, so that nobody can give a scope that they lack. The secret of
+a new key is only in the answer to the request that made the key. The API must not store this answer, so these requests
+take no Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
 async def make_key(
     services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the new key. `seed`: a secret from which the key is made: the same seed makes the same key again;
-    None: the key is random. Raises the problems that the endpoint documents.
+    """The answer with the new key. `seed`: a secret from which the key is made, so that the same seed makes the same
+    key again; None: the key is random. Raises the problems that the endpoint documents.
     """
     tenant_id = body.tenant_id or caller.tenant_id
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:

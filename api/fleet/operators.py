@@ -40,8 +40,8 @@ Operator = Annotated[Caller, Depends(Require(OPERATE))]
 #: The pattern of the name of a template or a kind, and of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
-#: The bound is longer than the name of any queue, and short enough for an index. A queue of external workers has the
-#: name of its tenant, which may have slashes: so the addresses have `{queue:path}`.
+#: The bound is longer than the name of any queue, and short enough for an index. The name of a queue of external
+#: workers contains the name of its tenant, which may have slashes. Therefore the addresses have `{queue:path}`.
 QueueName = Annotated[str, Path(min_length=1, max_length=200)]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
 _PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
@@ -184,7 +184,7 @@ async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> R
 async def list_limits(
     request: Request, _caller: Operator, cursor: TextsCursor = None, limit: PageLimit = 1000
 ) -> Response:
-    tenant_id, key = texts_of_cursor(cursor) or (None, None)  # of the last limit on the page before
+    tenant_id, key = texts_of_cursor(cursor) or (None, None)  # of the last limit on the previous page
     async with services_of(request).pool.acquire() as connection:
         rows = await connection.fetch(
             # A row of `gate` is a limit. `declared`: an operator has set it.
@@ -244,7 +244,9 @@ async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operato
 
 
 def _split(address: str) -> tuple[str, str]:
-    """The tenant and the key of `TENANT/KEY`, in which both may have slashes. Raises NotFound."""
+    """The tenant and the key of `TENANT/KEY`. Both may have slashes: the key begins after the first slash that a
+    well-formed key follows. Raises NotFound.
+    """
     for found in re.finditer("/", address):
         tenant_id, key = address[: found.start()], address[found.end() :]
         if tenant_id and re.fullmatch(_KEY, key):

@@ -2,8 +2,8 @@
 end their sessions.
 
 Nobody can give a scope that they lack. So an admin who sets a role or enables a person must have every scope that the
-person then has. If no group gives the person access now, the change counts only from the person's next sign-in on: then
-the admin must have every scope that this sign-in may give.
+person then has. If no group gives the person access now, the change counts only from the person's next sign-in on. In
+this case the admin must have every scope that this sign-in may give.
 """
 
 from __future__ import annotations

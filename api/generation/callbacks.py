@@ -27,8 +27,8 @@ ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint needs no body and declares none, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
-#: waits for this many seconds, and then answers 503: the provider calls again. This must be shorter than the time for
-#: which a provider waits for the answer (Ark: five seconds).
+#: waits for this many seconds, and then answers 503, so that the provider calls again. This time must be shorter than
+#: the time for which a provider waits for the answer (Ark: five seconds).
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
@@ -40,7 +40,9 @@ _RETRY_SECONDS = 0.2
     include_in_schema=False,  # only providers call it: each order names this address
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
-    """Wake the job's poll. 404 `task_not_found`; 503 `not_waiting`: the provider sends the callback again."""
+    """Wake the job's poll. Answers 404 `task_not_found` if the signature is wrong, and 503 `not_waiting` if the poll
+    does not snooze: the provider then sends the callback again.
+    """
     services = services_of(request)
     if not callbacks.is_genuine(Sealing(services.settings), job_id, signature):
         raise NotFound("task_not_found", "There is no such generation.")

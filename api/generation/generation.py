@@ -133,7 +133,7 @@ async def _create(
         if job_id is None:
             submitted, charge_fields = await _submit(services, connection, caller, new_generation)
             limit_fields.update(charge_fields)
-            if isinstance(submitted, UUID):  # another request has written the same order since the query above
+            if isinstance(submitted, UUID):  # since `existing_order`, another request has written the same order
                 job_id = submitted
             else:
                 submissions.append(submitted)
@@ -168,7 +168,8 @@ async def _submit(
 
 
 def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The terms of the order's provider in this installation. If the order names no provider, the default provider.
+    """The terms of the order's provider in this installation. If the order names no provider, the terms of the default
+    provider.
 
     Raises Invalid if there is no such provider. Raises Invalid also if neither the client nor the installation has a
     credential for it.
@@ -280,7 +281,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended_jobs = cancellation
     count_ended_jobs(ended_jobs)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current_row or row)  # `row`, if the generation has expired and was deleted since
+    return answer(services, current_row or row)  # the earlier `row`, if the generation was deleted since
 
 
 async def _cancel_and_withdraw(

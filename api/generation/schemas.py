@@ -57,7 +57,7 @@ class GenerationRequest(BaseModel):
     height: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
     sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
     images: list[SourcePicture] = Field(default=[], max_length=MAX_IMAGES)
-    is_pro: Flag = False  # the provider decides what it means
+    is_pro: Flag = False  # the provider decides what `is_pro` means
     duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
         None, description="The length of a video, in milliseconds."
     )

@@ -63,7 +63,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         # One image is in memory at a time, and has a second copy while it is being stored.
         memory_bytes = 2 * services.settings.generation_source_max_bytes
         async with services.bodies.room(caller.tenant_id, memory_bytes), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
-            await refuse_early(services, caller, {}, charged_as="uploads")  # {}: an upload waits in no queue
+            await refuse_early(services, caller, {}, charged_as="uploads")  # no queues: an upload waits in none
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:

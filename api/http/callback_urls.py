@@ -24,7 +24,8 @@ REFUSED_URL = "`url_malformed`, `address_private`, `port_refused`"
 
 
 def check_callback_url(settings: Settings, url: str | None) -> None:
-    """Raises Invalid if no delivery could ever reach the URL; Unavailable if the installation cannot sign.
+    """Raises Invalid if no delivery could ever reach the URL. Raises Unavailable if the installation cannot sign
+    events.
 
     This check does not resolve the host, because a submission must not wait for a name server. Each delivery resolves
     the host and checks its addresses.

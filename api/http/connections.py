@@ -176,7 +176,9 @@ class Guarded(HttpToolsProtocol):
             self.quiet[self] = None
 
     def on_response_complete(self) -> None:
-        """uvicorn calls this after each answer. uvicorn's own method, called first, starts the next of `pipeline`."""
+        """uvicorn calls this after each answer. The method of uvicorn itself, which is called first, starts the next
+        request of `pipeline`.
+        """
         super().on_response_complete()
         self._unanswered -= 1
         if self.transport.is_closing():
@@ -241,8 +243,8 @@ class Guarded(HttpToolsProtocol):
         self._answer_last(problem)
 
     def _answer_last(self, problem: Problem) -> None:
-        """Write `problem` and close the connection. If earlier requests have no answer yet, do nothing:
-        `on_response_complete` calls this again.
+        """Write `problem` and close the connection. If earlier requests have no answer yet, do nothing, because
+        `on_response_complete` calls this method again.
 
         If the body of a request is arriving, the problem answers this request, unless the API has already answered it.
         If no body is arriving, the problem answers the request whose head is arriving.

@@ -1,5 +1,5 @@
-"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It has the row's id, its instant and
-id, its name and version, or two texts of the row. A cursor contains no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It has one of these: the row's id; its
+instant and its id; its name and its version; two of its texts. A cursor contains no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
 Cursors of earlier releases are valid, too. Any other text is refused with `invalid_cursor`.
@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 200
 #: and 2,141 of its key (fleet/operators.py).
 _MAX_TEXTS_CHARACTERS = 3392
 _ID_BYTES, _INSTANT_BYTES = 16, 8
-#: Bytes of a version, and of a name: the longest name of a template has 63.
+#: Bytes of a version, and of a name. The longest name of a template has 63 bytes.
 _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -41,9 +41,9 @@ _HEADERS = {
     },
 }
 
-#: OpenAPI links from an operation that creates an object. Each value has the status of the answer, and the parameter
-#: that the link fills. Then follow the JSON pointer to the parameter's value in the answer, and the operations that
-#: have this parameter.
+#: OpenAPI links from an operation that creates an object. Each value has four parts: the status of the answer, the
+#: parameter that the link fills, the JSON pointer to the parameter's value in the answer, and the operations that have
+#: this parameter.
 _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "createUploadUrl": ("201", "media_id", "media_id", ("getMedia", "streamMediaEvents")),
     "completeUpload": ("202", "media_id", "media_id", ("getMedia",)),

@@ -38,13 +38,14 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: Monitoring requests these paths every few seconds: a success is not logged, and an error counts as none of clients.
+#: Monitoring requests these paths every few seconds. So a success is not logged, and an error does not count among the
+#: errors that clients got.
 _PATHS_OF_MONITORING = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ids of a request. They are in its log lines, in its problems, and in the `trace` of each job that it
+    """The ids of a request. They are in its log lines, in its problems, and in the `trace` of each job that the request
     submits.
     """
 
@@ -123,7 +124,7 @@ class Edge:
 
 class _Answer:
     """Sends the answer: adds headers, remembers the status, and lifts the request's deadline for PostgreSQL when the
-    answer begins. A stream may last longer than this deadline.
+    answer begins, because a stream may last longer than this deadline.
     """
 
     def __init__(self, send: Send, identity: Identity, database_deadline: Deadline) -> None:
@@ -160,7 +161,7 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
 
 
 def _record_request(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
-    """Write the metrics, the span and the log line of a request. `status` None: no answer has begun."""
+    """Write the metrics, the span and the log line of a request. `status`: None if no answer has begun."""
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"

@@ -96,7 +96,7 @@ async def once_over_transactions(
     holds no connection while the work runs.
 
     If the process dies during the work, a part of it may be done. The key then stays reserved for a minute, and after
-    this a repeated request does the work again. Raises as `once`.
+    this a repeated request does the work again. Raises the same errors as `once`.
     """
     check_key(key)
     if key is None:

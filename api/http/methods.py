@@ -31,7 +31,7 @@ class Methods:
 
     def of(self, path: str) -> set[str]:
         """The methods of the address. Empty: no route has this address. A literal path counts before a pattern that
-        matches it: `/v1/runs/batch` is not the run with the id `batch`.
+        matches it. For example, `/v1/runs/batch` is not the run with the id `batch`.
         """
         if path in self._by_literal_path:
             return self._by_literal_path[path]

@@ -207,8 +207,8 @@ def _problem_of_validation(error: RequestValidationError) -> Problem:
 
 
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
-    """Where the error is (a JSON pointer into the body, or a parameter's name), and its reason. Never the wrong
-    value.
+    """Where the error is (a JSON pointer into the body, or a parameter's name), and its reason. The result never
+    contains the wrong value.
     """
     place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
     if place == "body":

@@ -41,7 +41,7 @@ async def publish_and_admit(
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
     `departed`: the jobs that the commit may have taken out of these limits. During an outage this raises nothing,
-    because the request is committed: the workers admit the jobs later.
+    because the request is committed, and the workers admit the jobs later.
     """
     services.announcer.announce(hints)
     if limits:
@@ -59,6 +59,8 @@ async def publish_run_effects(services: Services, effects: CreatedRun) -> None:
 
 
 async def publish_submitted_run(services: Services, created_run: CreatedRun, template: str) -> None:
-    """As `publish_run_effects`, for a new run that a client has submitted: `jobs_submitted_total` counts it, too."""
+    """Does the same as `publish_run_effects`, for a new run that a client has submitted. The metric
+    `jobs_submitted_total` counts this run, too.
+    """
     await publish_run_effects(services, created_run)
     SUBMITTED.labels(template).inc()

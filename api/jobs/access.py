@@ -64,8 +64,8 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def _is_operation(row: Row) -> bool:
-    """Whether the job is a bulk operation. A run is no bulk operation, even if its template has the same name: tenants
-    could choose this name in releases that had no bulk operations.
+    """Whether the job is a bulk operation. A run is no bulk operation, even if its template has the same name, because
+    tenants could choose this name in releases that had no bulk operations.
     """
     return row["pipeline"] == bulk_operation.name and not row["is_run"]
 
@@ -99,8 +99,9 @@ def check_retry(services: Services, access: JobAccess) -> None:
 
 
 def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
-    """The scopes that the caller lacks for a retry of the job, beside those of the job's kind. They are those that the
-    submission of a bulk operation needs: the retried operation acts on further jobs.
+    """The scopes that the caller lacks for a retry of the job. The scopes of the job's own kind do not count here. A
+    retry of a bulk operation needs the same scopes as its submission, because the retried operation acts on further
+    jobs.
     """
     if not _is_operation(access.row):
         return []
@@ -115,8 +116,8 @@ def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
 
 
 def params_of_retry(access: JobAccess) -> dict[str, Any] | None:
-    """The new parameters of a bulk operation that the caller retries: the caller pays for its further retries, and its
-    further acts name the caller. None: the job is no bulk operation.
+    """The new parameters of a bulk operation that the caller retries. From now on the caller pays for the retries that
+    the operation makes, and the acts of the operation name the caller. None: the job is no bulk operation.
     """
     if not _is_operation(access.row):
         return None
@@ -154,9 +155,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. A key may have only one of the kind's two scopes. Raises Forbidden if it
-    is the wrong one: with `write` the caller needs the write scope, without `write` the read scope. Raises Forbidden
-    also for an operation on jobs of other tenants (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller has only the other one of the kind's two
+    scopes: with `write` the caller needs the write scope, without `write` the read scope. Raises Forbidden also for an
+    operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

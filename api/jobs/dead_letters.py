@@ -120,8 +120,8 @@ async def group_dead_letters(
     kind: Annotated[str | None, Query(max_length=63)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
-    """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its
-    numbers. To find these, it searches the latest 100,000 failed steps.
+    """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its numbers.
+    To find these dead letters, the API searches the latest 100,000 failed steps.
     """
     return json_response({"groups": await largest_groups(services_of(request), caller, kind, limit)})
 
@@ -180,8 +180,9 @@ async def replay_many(
 
 @dataclass(slots=True)
 class _Replays:
-    """What a bulk replay has done: the replayed jobs, the refusals as JSON, and the RateLimit headers. `left`: how many
-    jobs were not replayed because a limit is full or the time was over, and which, as JSON; None: no job is left.
+    """What a bulk replay has done: the replayed jobs, the refusals as JSON, and the RateLimit headers. `left`: the
+    number of jobs that were not tried, and the reason (a limit is full, or the time was over), as JSON; None: no job is
+    left.
     """
 
     replayed: list[CreatedRun] = field(default_factory=list)
@@ -209,14 +210,14 @@ async def _latest(
 
 
 async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUID], replays: _Replays) -> None:
-    """Replay the jobs of a request, each in a transaction and on a connection of its own, and write to `replays` what
-    became of them. Each replayed job is charged by itself.
+    """Replay the jobs of a request, each in a transaction and on a connection of its own, and write the results to
+    `replays`. Each replayed job is charged by itself.
 
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
-    A job that PostgreSQL does not write in time is refused. If no job was replayed, raises Unavailable after such a
-    job. After BULK_SECONDS, this function tries no further job: those jobs are left.
+    A job that PostgreSQL does not write in time is refused. If there was such a job, and no job was replayed, raises
+    Unavailable. After BULK_SECONDS, this function tries no further job, and the jobs that it has not tried are left.
     """
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
@@ -250,8 +251,8 @@ class _NotFailedAnyMore(Exception):
 
 
 async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
-    """Retry one job of a request, and write to `replays` what to publish, after the commit. Writes nothing if the job
-    is not failed any more, or was deleted.
+    """Retry one job of a request. After the commit, write to `replays` what to publish. Writes nothing if the job is
+    not failed any more, or was deleted.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.
@@ -263,7 +264,8 @@ async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Re
         access = access_of(services, caller, row)
         check_retry(services, access)
         template_version = await template_of(services.actions, connection, access.target)
-        # {}: the queue of the step at which the retry begins is not known yet. `add_queues_of` adds it after the retry.
+        # The argument `queues` is empty, because the queue of the step at which the retry begins is not known yet.
+        # `add_queues_of` adds this queue after the retry.
         with suppress(_NotFailedAnyMore):
             async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}) as charge:
                 effects = await revive(
