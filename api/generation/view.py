@@ -96,7 +96,8 @@ def _error_of(row: Row) -> GenerationError:
         code, message = _DEFAULT_ERRORS[JobState(row["status"])]
         return GenerationError(code=code, message=message, retryable=True)
     if row["has_intent"] and error["code"] != OUTCOME_UNKNOWN_CODE:
-        # The job has expired, for example, or its worker was lost. Another order might buy twice.
+        # The step `submit` began to order, but its outcome is unknown, for example because the job has expired or its
+        # worker was lost. Another order might buy twice.
         message = f"{OUTCOME_UNKNOWN} ({error['message']})"
         return GenerationError(code=OUTCOME_UNKNOWN_CODE, message=message, retryable=False)
     return GenerationError(

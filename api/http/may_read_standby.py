@@ -1,5 +1,5 @@
-"""Answers requests to marked endpoints from a standby of PostgreSQL, while this standby serves. A standby serves if its
-lag is small, and if no read from it has failed lately. These answers may be some seconds old.
+"""Answers requests to marked endpoints from a standby of PostgreSQL, while this standby serves. A standby serves while
+its lag is small and no read from it has failed lately. These answers may be some seconds old.
 
 Lists, pages and counts are marked, because they are old anyway when a person reads them. A request that writes always
 reads from the primary. So does a request for one job by its id, because a client must see its own writes.

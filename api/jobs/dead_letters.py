@@ -181,8 +181,8 @@ async def replay_many(
 @dataclass(slots=True)
 class _Replays:
     """What a bulk replay has done: the replayed jobs, the refusals as JSON, and the RateLimit headers. `left`: the
-    number of jobs that were not tried, and the reason (a limit is full, or the time was over), as JSON; None: no job is
-    left.
+    number of jobs that were not replayed because a limit was full or the time was over, and which of the two was the
+    reason, as JSON; None: no job is left.
     """
 
     replayed: list[CreatedRun] = field(default_factory=list)

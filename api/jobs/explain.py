@@ -43,8 +43,8 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest` has at most one place, whose handler no worker of the queue has. Its value: those handlers of these
-    workers that have the most similar names.
+    `nearest` has at most one place. No worker of its queue has its handler. The value has those handlers of these
+    workers whose names are the most similar to the name of the missing handler.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
@@ -137,8 +137,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
     `lately`: the jobs admitted in the last minute.
     """
-    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest: a
-    # reader cannot use it.
+    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest,
+    # because a reader cannot use it.
     key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
@@ -169,7 +169,9 @@ def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list
 
 
 def _is_handler_missing(row: Row, serving: Serving) -> bool:
-    """Whether workers serve the step's queue, and none of them has its handler, or all of its handlers."""
+    """Whether workers serve the step's queue, but none of them has the step's handler or, if there are several, all of
+    them.
+    """
     served = serving.places.get((row["queue"], row["handler"]))
     return served is not None and served.workers > 0 and served.able == 0  # `able`: how many have the handler
 
@@ -240,7 +242,8 @@ def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
 
 def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     step, queue, handlers = row["step"], row["queue"], split_handlers(row["handler"])
-    # If the step needs several handlers, name the first that no worker has. There is none if each worker lacks another.
+    # If the step needs several handlers, name the first that no worker has. There is no such handler if each worker
+    # lacks a different one.
     places = [(queue, handler) for handler in handlers if not _is_served(serving, (queue, handler))]
     if not places:
         task = ", ".join(map(_task_of, handlers))
@@ -260,7 +263,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
 
 
 def _is_served(serving: Serving, place: Place) -> bool:
-    """Whether a worker of the queue has the handler, or nobody has read whether one has it."""
+    """Whether a worker of the queue has the handler. Also true if `_read_serving` has not read this."""
     served = serving.places.get(place)
     return served is None or served.able > 0
 

@@ -65,8 +65,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery:
-    """The items that a request asks for: at most `limit` with numbers above `after`. `follow`: send them as server-sent
-    events, without a limit, and further items as they are written.
+    """The items that a request asks for: at most `limit` with numbers above `after`. `follow`: send the items as
+    server-sent events, ignore `limit`, and go on with further items as they are written.
     """
 
     after: int
@@ -127,7 +127,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # Wait for an item that is newer than all items of the job. If this waited for an item newer than the last sent
-        # item, an item that the filter leaves out would end the wait immediately, again and again.
+        # Wait for an item that is newer than all items of the job. A wait for an item that is newer than the last sent
+        # item would be wrong: an item that the filter leaves out would end it immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -62,8 +62,8 @@ async def list_jobs(
 async def list_page(
     services: Services, caller: Caller, job_filter: JobFilter, before: UUID | None, limit: int, *, count: bool
 ) -> dict[str, Any]:
-    """A page of the list. `before`: the last job of the page before; None: this is the first page. Raises InvalidFilter
-    if the filter is wrong, or would read too many rows.
+    """A page of the list. `before`: the last job of the previous page; None: this is the first page. Raises
+    InvalidFilter if the filter is wrong, or would read too many rows.
     """
     scope = scope_of(services, caller, job_filter)
     if scope is None:
@@ -97,7 +97,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
-    if page.ended_at is None:  # `ended_at`: the job at which the bound on the rows to read ended the page early
+    if page.ended_at is None:  # `ended_at`: the job at which the page ended early, because it had read too many rows
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     # `positions`: the terms of the filter, and where they stand in its text.
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):

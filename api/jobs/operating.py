@@ -1,8 +1,8 @@
 """Submits bulk operations (`cancel`, `retry` or `delete` of all jobs that a filter finds), and previews them. The
 endpoints and the console call `submit` and `preview`.
 
-An operation acts on jobs that exist at its submission, if the scopes that the API key has at that time allow the kind
-of the job.
+An operation acts only on jobs that exist at its submission, and only on kinds of jobs that the scopes of the API key
+allow at that time.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
 
 
 def _readable(services: Services, caller: Caller, scope: Scope) -> Scope:
-    """The jobs in `scope` of those kinds that the caller may also read: a key may only write a kind."""
+    """The jobs in `scope` of those kinds that the caller may also read. A key may have only a kind's write scope."""
     permitted = permitted_jobs_of(services, caller)
     pipelines = tuple(name for name in scope.pipelines if name in permitted.pipelines)
     return replace(scope, pipelines=pipelines, runs=scope.runs and permitted.runs)

@@ -25,8 +25,8 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
-        # If the request is over a limit, refuse it now, before the expensive check of its payload. {}: the queues are
-        # not known yet.
+        # If the request is over a limit, refuse it now, before the expensive check of its payload. The argument
+        # `queues` is empty, because the queues are not known yet.
         await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
         template_version = await template_of(services.actions, connection, access.target)

@@ -373,7 +373,7 @@ class OperationAnswer(BaseModel):
 
 class OperationPreview(BaseModel):
     """The jobs on which an operation would act. `total`: their number. `rate`: the most jobs a second. `examples`: the
-    newest of those kinds that the key may read, at most ten.
+    newest of the jobs whose kind the key may read, at most ten.
     """
 
     dry_run: Literal[True]

@@ -1,6 +1,6 @@
 """Settles the order of a job that has ended. An order is a step's request to a provider; here its outcome is unknown. A
-person decides: adopt the order, order again, or give up the order. A cancelled or expired job does not run again: the
-order that it adopts is withdrawn. The endpoints in `unsettled` and the console call `settle`.
+person decides: adopt the order, order again, or give up the order. A cancelled or expired job does not run again, so an
+order that it adopts is withdrawn at the provider. The endpoints in `unsettled` and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -43,7 +43,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
-            # {}: `add_queues_of` adds the queues in which the job waits after this.
+            # The argument `queues` is empty, because `add_queues_of` adds the queues in which the job then waits.
             async with services.admission.submitting(connection, access.acting_caller.payer, {}) as charge:
                 step = await _write_settlement(services, connection, access, orders, body, holders)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
@@ -61,8 +61,8 @@ async def _find_holders(
     services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, ref: str
 ) -> Sequence[Mapping[str, Any]]:
     """The parameters of the other jobs whose step got the order as its answer. The search may read thousands of rows.
-    So call this while the transaction locks neither the rates, for which submissions wait, nor the job. Raises Invalid
-    if the order cannot be adopted.
+    So call this before the transaction locks the job, and before it locks the rates, for which other submissions wait.
+    Raises Invalid if the order cannot be adopted.
     """
     if orders.holders is None or not orders.is_of_installation(access.row["params"]):
         return ()
@@ -95,7 +95,8 @@ async def _write_settlement(
         ):
             await _refuse_order_of_other_job(connection, access, orders, system, body.ref, holders)
             return step
-    # The job has no order to settle, or somebody has settled its order. Then the error names the decision.
+    # The job has no order to settle, or somebody has settled its order. In the second case the error names the
+    # decision.
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
         raise _nothing_to_settle(access)
@@ -112,9 +113,9 @@ async def _refuse_order_of_other_job(
     ref: str | None,
     holders: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Raises Conflict if another job, of any tenant, has the order: because it has adopted the order, or because its
-    step got the order as its answer. This compares the jobs that ordered with the installation's account. It leaves out
-    tenants' own accounts, because orders of two accounts may have the same id.
+    """Raises Conflict if another job, of any tenant, has the order. A job has an order if it has adopted the order, or
+    if its step got the order as the provider's answer. Only jobs that ordered with the installation's account count.
+    Jobs with a tenant's own account do not, because orders of two accounts may have the same id.
     """
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
@@ -127,8 +128,8 @@ def _system_of_adopted_order(services: Services, access: JobAccess, orders: Unkn
     """The system that got the order, such as a provider. Raises Invalid if the platform cannot ask this system for an
     order.
 
-    The job must have an order to settle: other jobs of the kind may lack the parameters that this function needs. An
-    example is a withdrawal, a job that cancels an order.
+    The job must have an order to settle, because other jobs of the kind may lack the parameters that this function
+    needs. An example of such a job is a withdrawal, which cancels an order.
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
@@ -177,8 +178,9 @@ async def _withdraw_adopted(
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun:
-    """Record the adopted order of a cancelled or expired job, and let the kind withdraw it at the provider, as it does
-    with the orders of such jobs whose id it knows. Raises Conflict if the job cannot adopt the order, or not now.
+    """Record the adopted order of a cancelled or expired job. Then let the kind withdraw this order at the provider.
+    The kind does the same when it already knows the order's id at the time of the cancel or the expiry. Raises Conflict
+    if the job cannot adopt the order, or cannot adopt it now.
     """
     after_adoption = access.kind.operations.after_adoption
     if body.ref is None or after_adoption is None:

@@ -79,7 +79,7 @@ async def read_unsettled(
     limit: int,
 ) -> _ItemsAndNext:
     """A page of cases of one sort (`what`): at most `limit` items, only of the kinds of work that the caller may read.
-    `before`: the id at which the page before ended; None: the first page.
+    `before`: the id at which the previous page ended; None: this is the first page.
     """
     read_items = {
         "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,

@@ -68,7 +68,7 @@ def _without_none(**members: Any) -> dict[str, Any]:
 
 
 def answer(access: JobAccess) -> dict[str, Any]:
-    """The job as the answer of GET, without links to its outputs. `kind.redacted`: parameters that it does not show."""
+    """The job as the answer of GET, without links to its outputs. `kind.redacted`: parameters that the answer hides."""
     row, kind = access.row, access.kind
     params: Mapping[str, Any] = row["params"]
     steps = row["steps"] or []
@@ -115,7 +115,7 @@ def _if_future(text: str | None, now: datetime) -> str | None:
 
 
 def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The callback, with only the host of its URL: the rest of the URL may contain a secret."""
+    """The callback, with only the host of its URL, because the rest of the URL may contain a secret."""
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
