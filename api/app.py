@@ -59,6 +59,7 @@ from leasehold.settings import Settings
 #: `openapi.PATH`. A kind of work, such as media, may name further public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
+#: A parameter in the path of a route, such as `{job_id}`.
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
 #: FastAPI tries routes in this order: _BUSIEST, the routes of the kinds of work that ship with the platform, _REST, the

@@ -62,7 +62,7 @@ class Require:
     Unauthenticated without a valid key, and Forbidden if the key has neither scope.
     """
 
-    #: Whether the audit counts the requests of strangers: callers without a valid key.
+    #: Whether the audit counts the requests of strangers, which are callers without a valid key.
     counts_strangers = True
 
     def __init__(self, scope: str, *, or_scope: str | None = None) -> None:
@@ -125,8 +125,8 @@ def tenant_of(caller: Caller) -> str | None:
 
 
 def listed_tenant(caller: Caller, tenant: str | None) -> str | None:
-    """The tenant whose objects to list; None: all tenants. An operator gets the tenant that the request names
-    (`tenant`), and any other caller its own tenant.
+    """The tenant whose objects to list; None: all tenants. For an operator, this is the tenant that the request names
+    (`tenant`). For any other caller, it is the caller's own tenant.
     """
     return tenant if OPERATE in caller.scopes else caller.tenant_id
 

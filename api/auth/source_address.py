@@ -33,7 +33,7 @@ def source_address(request: Request) -> str | None:
     source = request.client.host
     while forwarded_addresses and _is_in(source, proxies):
         previous = forwarded_addresses.pop()
-        if _parsed(previous) is None:  # the entry is no address: the proxy is the last known source
+        if _parsed(previous) is None:  # the entry is no address, so the proxy is the last known source
             break
         source = previous
     return source

@@ -1,5 +1,5 @@
-"""The page of the audit: who did what to which object, when and from where. Each row has the hash of the row before it:
-the rows are a chain. With these hashes, the page also shows whether a row was changed since it was written.
+"""The page of the audit: who did what to which object, when and from where. Each row has the hash of the row before it,
+so the rows are a chain. With these hashes, the page also shows whether a row was changed since it was written.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _LONG_WAIT = timedelta(minutes=1)
 #: A snapshot that a transaction holds for longer than this is a finding, because VACUUM cannot remove rows that died
 #: since then. The alert `LeaseholdSnapshotHeld` has the same limit, and fires five minutes later.
 _LONG_SNAPSHOT = timedelta(minutes=1)
-#: These reasons are not findings: the job waits on purpose, or it runs.
+#: These reasons are not findings, because the job waits on purpose, or it runs.
 _HARMLESS_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
@@ -110,7 +110,7 @@ async def _findings_about_parts(request: Request, caller: Caller) -> list[Findin
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # A part may have several results: the first counts. A dict keeps the last value of a key, so the order is reversed.
+    # If a part has several results, the first counts. A dict keeps the last value of a key, so the order is reversed.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -202,9 +202,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders whose outcome a person must decide, because the provider does not report it. One
-    finding for all due steps on which no external worker works. Paused schedules and disabled webhooks have separate
-    findings.
+    """One finding for all orders whose outcome a person must decide, because the provider does not report the outcome.
+    One finding for all due steps on which no external worker works. Paused schedules and disabled webhooks have
+    separate findings.
     """
     findings = []
     orders, has_more = await count_unknown_orders(connection, services, caller, _MAX_SEARCHED)

@@ -59,7 +59,7 @@ class _Node:
 
 def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
     """Each step, with the steps that it needs. A part (its `parent_id` is the task that fanned out) needs the step of
-    that task.
+    that task. For any other task, `unblocks` names the tasks that need it.
     """
     names: dict[UUID, str] = {task["id"]: task["step"] for task in tasks}
     needs: dict[str, list[str]] = {task["step"]: [] for task in tasks}
@@ -118,7 +118,7 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
     most_rows = max(len(column) for column in columns)
     places: dict[str, tuple[int, int]] = {}  # x and y of each box
     for number, column in enumerate(columns):
-        # `if need in places`: a part that shares a box has no place of its own.
+        # `if need in places` leaves out a part that shares a box, because it has no place of its own.
         column.sort(key=lambda key: _mean([places[need][1] for need in needs[key] if need in places]))
         top = (most_rows - len(column)) * (HEIGHT + _GAP_Y) // 2
         for row, key in enumerate(column):
@@ -132,7 +132,9 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 
 
 def _levels(needs: Links) -> dict[str, int]:
-    """The column of each box: the next column after the rightmost box that it needs."""
+    """The column of each box: the next column after the rightmost box that it needs. Each round moves the boxes that
+    stand too far to the left. When no box has moved, all columns are right.
+    """
     levels = dict.fromkeys(needs, 0)
     for _ in needs:  # a chain of all boxes, the slowest case, needs one round for each box
         has_moved = False

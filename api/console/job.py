@@ -49,16 +49,18 @@ Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: The longest payload, in characters, that the page puts into a command to copy or into a form.
 _MAX_PAYLOAD = 2000
-#: The page shows at most this many of each. The ledger of a job records what each worker claimed and wrote.
+#: The page shows at most this many events, ledger entries, steps, outputs and log lines. The ledger of a job records
+#: what each worker claimed and wrote.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
-#: The page shows at most this many chunks of the job's stream, and characters of one step's text. The stream is what
-#: the steps emit while they run.
+#: The page shows at most _MAX_CHUNKS chunks of the job's stream, and at most _MAX_EMITTED characters of one step's
+#: text. The stream is what the steps emit while they run.
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
 #: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10
 #: How much `explain` reads for the page: `entries` of the ledger, waiting `steps`, and tasks or jobs `ahead` of the
 #: job. The page reads less than the endpoint, because the page of an unfinished job is refreshed every two seconds.
 _DEPTH = Depth(entries=1000, steps=20, ahead=1000)
+#: The headers of a picture. A browser that opens it runs nothing in it, and may keep it for ten minutes.
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show, and that cannot contain a script.
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
@@ -209,9 +211,8 @@ def _with_workers(ledger: Sequence[Mapping[str, Any]], external_steps: set[str])
 
 
 def _is_by_worker(entry: Mapping[str, Any], external_steps: set[str]) -> bool:
-    """Whether the worker with the lease wrote the entry. Two kinds of entries come from the platform. A sweep writes
-    how the attempt of a lost worker ended. The platform also writes the timeout of an external step; for other steps
-    the worker writes the timeout.
+    """Whether the worker with the lease wrote the entry. The platform writes two kinds of entries itself: the end of an
+    attempt whose worker was lost, and the timeout of an external step. (For other steps the worker writes the timeout.)
     """
     cause = entry.get("cause")
     is_by_platform = cause == "loss" or (cause == "timeout" and entry.get("step") in external_steps)
@@ -265,7 +266,7 @@ def _curl_command(services: Services, request: Request, access: JobAccess) -> st
 
 @router.get("/jobs/{job_id}/outputs/{step}/{name:path}")
 async def show_picture(request: Request, job_id: UUID, step: str, name: str, caller: Reader) -> Response:
-    """A picture of the job. The console serves it itself, because pages load nothing from another origin."""
+    """A picture of the job. The console itself serves the picture, because pages load nothing from another origin."""
     services = services_of(request)
     access = await find(services, caller, job_id)
     for output in access.row["outputs"] or []:
@@ -294,8 +295,8 @@ async def _answer_conflict(
 ) -> Response:
     """Answer an act that the job's state does not allow any more, because the page was stale or somebody else was
     faster. The next page shows a sentence about what the state is now, and who did what last. If the person pressed the
-    button twice, the first press has done the act: the answer is `done_sentence`. Raises `error` if its cause is not
-    the job's state.
+    button twice, the first press has done the act, and the sentence is `done_sentence`. Raises `error` if its cause is
+    not the job's state.
     """
     if error.code != "resource_invalid_state":
         raise error

@@ -119,7 +119,8 @@ async def refresh_jobs(
             summaries[UUID(str(row["id"]))] = summary(row, kind)
     # `gone`: the job was deleted, or the caller may not read it any more.
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
-    # Only the first page counts newer jobs: a later page has a cursor, and the pages before it show newer jobs.
+    # Only the first page counts newer jobs, because the pages before a later page show newer jobs. A later page has a
+    # cursor.
     newer = 0 if cursor is not None else await _count_newer_jobs(services, caller, q, ids)
     saved = await _read_saved_views(request, caller)
     return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer, saved=saved)
@@ -173,7 +174,7 @@ def views_of(caller: Caller) -> list[tuple[str, str]]:
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
-    # `owned`: the pipelines of kinds of work. `unowned`: all others.
+    # `owned`: the pipelines that belong to a kind of work. `unowned`: all other pipelines.
     pipelines = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})
     suggestions = [  # for the field of the filter
         *(f"status:{state}" for state in JobState),
@@ -190,8 +191,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         views=views_of(viewer_of(request).caller),
         words=suggestions,
         page_size=PAGE,
-        # The form's token: a second press of the button on the same list does nothing. Each act changes the token,
-        # because the act changes the list: a job has another status or, if it fails again, another end time.
+        # The form's token. With the same token, a second press of the button does nothing. Each act changes the token,
+        # because the act changes the list: a job then has another status or, if it fails again, another end time.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )

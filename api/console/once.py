@@ -1,8 +1,8 @@
 """Makes a form act only once, however often a person presses its button.
 
-Without JavaScript nothing disables the button: at a second press the browser sends the form again, and shows only the
-second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the first.
-If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
+Without JavaScript nothing disables the button, so at a second press the browser sends the form again, and shows only
+the second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the
+first. If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rates of the last hour, for the Overview: how many jobs were created, how many of them failed, and how long they
 waited and ran. An operator gets the rates of all tenants. The hour has twelve parts of five minutes. The page reads
-only the newest jobs of each part: the sample.
+only the newest jobs of each part (the sample).
 
 If a part has more jobs than SAMPLE, `_part` estimates their number from the time that the sample covers. So the page
 reads the same number of rows among ten million jobs as among ten thousand.

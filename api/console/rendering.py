@@ -51,9 +51,10 @@ _LATE_SECONDS = 60
 #: The characters of a path and its query that a header contains unescaped. `%` is one of them, because the path may
 #: already contain escapes.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
+#: An element with a relative time, such as `5 min ago`. The group is its opening tag.
 _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
-#: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
-#: the browser reads it from the header Leasehold-Read-Lag.
+#: The element with the age of the page's rows. The mark ignores this element, because the age changes with each
+#: refresh, and the browser reads the age from the header Leasehold-Read-Lag.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
 #: The number of seconds in each unit.
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -208,8 +209,8 @@ def is_path(text: str) -> bool:
 
 
 def form_idempotency_key(request: Request, *names: str) -> str:
-    """An idempotency key for a form: with the same key, a second press of its button does nothing. A page that is
-    rendered in a later minute has another key, because the person may want to repeat the act.
+    """An idempotency key for a form. With the same key, a second press of the form's button does nothing. A page that
+    is rendered in a later minute has another key, because the person may want to repeat the act.
     """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"

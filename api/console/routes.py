@@ -100,8 +100,8 @@ class ConsoleRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
-                # Check the session before reading the form. When FastAPI later calls `require` for the endpoint, it
-                # returns the same caller without a second check.
+                # Check the session before reading the form. When FastAPI later calls `require` for the endpoint,
+                # `require` returns the same caller without a second check.
                 for require in requires:
                     await require(request, await bearer(request))
                 if not is_form:
@@ -189,8 +189,8 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
     requested_path = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
     is_page = request.method == "GET" and not requested_path.startswith(("/sign-in", "/enter", "/oidc"))
     if is_page and request.headers.get("sec-fetch-site") == _CROSS_SITE:
-        # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
-        # This page makes the browser repeat the request, and the repetition has the cookie.
+        # The cookie is SameSite=Strict, so a browser that follows a link of another site sends the request without the
+        # cookie. This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
     following = requested_path if is_page else "/"
     sentence = "" if error is None or error.code == "missing_api_key" else error.message

@@ -82,7 +82,7 @@ class Viewer:
 class SignedIn(Require):
     """Like Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
 
-    #: A browser without a session is not counted as a refusal for the audit: it gets the sign-in page.
+    #: A browser without a session is not counted as a refusal for the audit, because it gets the sign-in page.
     counts_strangers = False
 
     def __init__(self, scope: str = "", *, or_scope: str | None = None) -> None:

@@ -28,6 +28,7 @@ Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 #: The number of cases on the page.
 _PAGE = 50
+#: An action on the picked orders -> the word for it in the sentence afterwards.
 _ACTIONS_DONE = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
 
 
@@ -54,8 +55,8 @@ async def show_unsettled(
 
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
-    """Settle the orders that were picked. The action `adopt` takes an order that the person has found at the provider.
-    `adopt` needs the provider's id of the order, in the field `ref-<job id>`.
+    """Settle the orders that were picked. After the action `adopt`, the job goes on with an order that the person has
+    found at the provider. `adopt` needs the provider's id of this order, in the field `ref-<job id>`.
     """
     action: Any = form.get("action", "")
     picked_ids = dict.fromkeys(form.picked("job"))

@@ -75,7 +75,8 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
 
 
 def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> Any:
-    """The payload that a person has filled in. The payload may not fit the schema: the endpoint checks that later.
+    """The payload that a person has filled in. This function does not check that the payload fits the schema, because
+    the endpoint does so later.
 
     Raises Invalid for text that is not JSON, in a field for JSON or a number. Raises Invalid also for JSON that the API
     refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.

@@ -64,7 +64,7 @@ async def sign_out(request: Request, caller: session.Anybody) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.ended", _owner_of_session(caller))
     response = go_to(request, "/sign-in", sentence="")
-    response.delete_cookie(FLASH, path=path_of(request) or "/")  # the sentence that the next page would show
+    response.delete_cookie(FLASH, path=path_of(request) or "/")  # so that the next page shows no sentence
     session.end(services_of(request), response)
     return response
 

@@ -157,7 +157,7 @@ def _line(
             _add_attempt(line, scale, ended_claim, entry["at"], shade, word)
             claim, waits_from = None, entry["at"]
         if entry["kind"] in _CLAIMS:
-            # A takeover ends an attempt and begins the next at the same instant: the step has not waited.
+            # A takeover ends an attempt and begins the next at the same instant, so the step has not waited.
             if waits_from is not None and entry["kind"] != "taken_over":
                 line.bars.append(scale.bar(waits_from, entry["at"], "wait", "waited"))
             claim = entry

@@ -40,12 +40,13 @@ from leasehold.runtime.transient import until_answered
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
+#: One part of a key, as a pattern. The parts are separated by `/`.
 _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
 #: The name of a promotion in the audit.
 _PROMOTED = "job.promoted"
-#: A call that has failed ends its claim of the job. If PostgreSQL does not answer, the call tries this for so many
-#: seconds.
+#: A call that has failed ends its claim of the job. If PostgreSQL does not answer, the call tries this for
+#: _GIVE_UP_SECONDS.
 _GIVE_UP_SECONDS = 10.0
 
 
@@ -168,8 +169,9 @@ async def _answer_without_call(
 
 
 async def _promoted_artifacts(connection: Connection, tenant_id: str, job_id: UUID) -> Mapping[str, str] | None:
-    """{key: artifact} of the job's promotion, from the audit. None: it is not known, because a release that did not
-    record it has promoted the job, or because the tenant has moved here from another cell, whose audit stays there.
+    """The artifact at each key of the job's promotion, from the audit. None: the audit does not know the artifacts,
+    because an earlier release, which did not record them, has promoted the job, or because the tenant has moved here
+    from another cell, whose audit stays there.
     """
     rows = await audit.page(connection, AuditFilter(tenant_id, action=_PROMOTED, target=str(job_id)), None, 1)
     details = orjson.loads(rows[0]["details"]) if rows else {}

@@ -218,7 +218,7 @@ class _Form:
         if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
-        # Absent tags and an absent callback URL add nothing to the fingerprint. It then equals the fingerprint of
+        # Absent tags and an absent callback URL add nothing to the fingerprint. The fingerprint is then the same as in
         # releases that did not have these fields. So a request that is repeated after an upgrade gets its first answer.
         fingerprinted_texts = [
             params.model_dump_json(),

@@ -27,6 +27,7 @@ ARTIFACTS = {
 }
 #: The artifacts that are models, in the order of the stages that make them.
 _MODELS = ("onnx", "bie", "nef")
+#: The parameters that every row has, and that the record shows.
 _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
@@ -36,7 +37,7 @@ _NEW_PARAMETERS = {"accuracy_guard": False}
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
-#: The error of a cancelled conversion: the record says `failed`, but the row of a cancelled job has no error.
+#: The error of a cancelled conversion. The record says `failed`, but the row of a cancelled job has no error.
 _CANCELLED = {"code": "cancelled", "message": "The conversion was cancelled.", "retryable": True}
 
 

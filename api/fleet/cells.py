@@ -54,9 +54,10 @@ _WRONG_QUERY = {
 class Cell(BaseModel):
     """`own`: whether this is the cell that answers. `console`: the address of the cell's console; null: it is not
     known, or the cell has none. `tenants_placed`: the number of tenants that the map places in the cell. `load`: null
-    if the cell gave none. `because`: why a cell that is not silent gave no load: `no_key` (the setting `cells_keys` has
-    no key for the cell), `key_refused`, `not_understood` (the answer has another form, or did not come), `another_cell`
-    (the API at this address calls itself by the name of another cell). `seconds`: how long the cell took to answer.
+    if the cell gave no load. `because`: why a cell that is not silent gave no load: `no_key` (the setting `cells_keys`
+    has no key for the cell), `key_refused`, `not_understood` (the answer has another form, or did not come),
+    `another_cell` (the API at this address calls itself by the name of another cell). `seconds`: how long the cell took
+    to answer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,7 +81,7 @@ class CellList(BaseModel):
 
 class FoundInCell(BaseModel):
     """`link`: the job, or the tenant's jobs, in the console of the cell; null: the cell has no console. `moved_to`: the
-    cell to which the tenant has moved; then this cell has only old rows.
+    cell to which the tenant has moved. If the tenant has moved, this cell has only old rows.
     """
 
     model_config = ConfigDict(extra="forbid")

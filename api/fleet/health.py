@@ -1,5 +1,5 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process is ready for requests). A process is
-ready if it does not shut down, and if the database accepts writes and has the needed migrations.
+ready if it is not shutting down, and if the database accepts writes and has the needed migrations.
 
 If the broker or the store does not answer, the process stays ready. Submissions need no broker. All API processes share
 one store, so another process could not serve the requests either. `/readyz` starts the checks of the broker and the
@@ -96,7 +96,7 @@ class _SharedRun(Generic[_Result]):
         return await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[_Result]:
-        """The task of the shared run. Do not cancel it: other requests wait for it, too."""
+        """The task of the shared run. Do not cancel this task, because other requests wait for it, too."""
         if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
             # The run has a context of its own, so that nothing of the request that starts the run applies to it. That
@@ -219,7 +219,7 @@ def _prefix_of(schema: str) -> str:
 
 
 class _NotReady(Exception):
-    """A check failed. Its text is public: `/readyz` shows it without a key."""
+    """A check failed. The text of this error is public, because `/readyz` shows it without a key."""
 
 
 def _result_or_late(name: str, run: asyncio.Task[Check]) -> Check:

@@ -1,5 +1,5 @@
-"""/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant, and operators the keys of all
-tenants. /v1/tenants/usage: what a tenant uses of its quotas.
+"""/v1/keys: admins list, make, rotate, expire and revoke the keys of their tenant. Operators may do this with the keys
+of all tenants. /v1/tenants/usage: what a tenant uses of its quotas.
 
 The caller must have every scope of a new or rotated key, so that nobody can give a scope that they lack. The secret of
 a new key is only in the answer to the request that made the key. The API must not store this answer, so these requests

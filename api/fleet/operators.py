@@ -57,8 +57,8 @@ class Limit(BaseModel):
     """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`, which limits each value at this place of the
     payload by itself. T is a template, or a kind: `media`, `conversion`, `generation`.
 
-    `tenant_id`: the tenant whose jobs the limit counts. `*`: the limit counts the jobs of all tenants together; with
-    the key `tenant`, it counts the jobs of each tenant by themselves.
+    `tenant_id`: the tenant whose jobs the limit counts. `*`: the limit counts the jobs of all tenants together.
+    Exception: with the key `tenant`, `*` counts the jobs of each tenant by themselves.
     """
 
     model_config = ConfigDict(

@@ -1,8 +1,8 @@
 """/v1/scaling/{pool}: how much a pool of workers has to do, and how many workers it should have.
 
 An autoscaler (KEDA, the autoscaler of a cloud, a cron job) calls this endpoint. A worker names its pool by
-`LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools. A worker has slots: each is room
-for one attempt.
+`LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools. A worker has slots. Each slot is
+room for one attempt.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: waits for this many seconds, and then answers 503, so that the provider calls again. This time must be shorter than
 #: the time for which a provider waits for the answer (Ark: five seconds).
 _WAIT_SECONDS = 3.0
+#: Seconds between two tries to wake the poll.
 _RETRY_SECONDS = 0.2
 
 

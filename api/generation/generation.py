@@ -113,7 +113,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    services.store.require()  # checked first: without a store, the provider would charge for files that cannot be kept
+    services.store.require()  # first, because the provider would charge for files that cannot be kept
     check_callback_url(services.settings, order.callback_url)
     credential = credential or None  # an empty header is no credential
     terms = _terms_of(services.opened["generation"], order, credential)  # `opened`: the catalogue of providers
@@ -172,7 +172,7 @@ def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | 
     provider.
 
     Raises Invalid if there is no such provider. Raises Invalid also if neither the client nor the installation has a
-    credential for it.
+    credential for this provider.
     """
     name = order.provider or catalogue.default
     if not name:
@@ -287,7 +287,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
 async def _cancel_and_withdraw(
     connection: Connection, services: Services, caller: Caller, job_id: UUID, body: CancelRequest
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
-    """Cancel the job. The same transaction writes a withdrawal: a job that cancels the order at the provider.
+    """Cancel the job. The same transaction writes a withdrawal, which is a job that cancels the order at the provider.
 
     Returns the hints (messages that tell workers of the withdrawal), and the jobs that ended. None: the job cannot be
     cancelled.

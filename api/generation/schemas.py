@@ -20,7 +20,7 @@ MAX_IMAGES = 16
 MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
-TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces and commas: clients join ids by commas
+TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces, and without commas, by which clients join ids
 # A label of workers (LEASEHOLD_WORKER_LABELS).
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 

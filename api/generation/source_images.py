@@ -63,7 +63,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         # One image is in memory at a time, and has a second copy while it is being stored.
         memory_bytes = 2 * services.settings.generation_source_max_bytes
         async with services.bodies.room(caller.tenant_id, memory_bytes), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
-            await refuse_early(services, caller, {}, charged_as="uploads")  # no queues: an upload waits in none
+            await refuse_early(services, caller, {}, charged_as="uploads")  # an upload waits in no queue
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
@@ -109,7 +109,7 @@ class _Form:
 
     async def _expire_new_keys(self) -> None:
         """Expire the new images of a refused form, so that the next housekeeping (a maintenance loop of the workers)
-        deletes them. If PostgreSQL does not answer, they expire at the end of their normal lifetime.
+        deletes them. If PostgreSQL does not answer, the images expire at the end of their normal lifetime.
         """
         if self._new_keys:
             with best_effort("deletions of refused forms"):
@@ -158,7 +158,8 @@ class _Form:
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer, len(image))
             # The row is written before the object, because housekeeping finds objects by their rows. The image must
-            # live as long as its URL. The time of the URL begins with the answer, up to _UPLOAD_SECONDS after this.
+            # live as long as its URL. The lifetime of the URL begins with the answer, which may be up to
+            # _UPLOAD_SECONDS later.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds + _UPLOAD_SECONDS)
             expires_at = await generations.keep_source(connection, tenant_id, key, len(image), lifetime)
         if expires_at is not None:  # None: the same image was stored before

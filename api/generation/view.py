@@ -16,9 +16,10 @@ from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 from leasehold.storage.signing import MAX_URL_SECONDS
 
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
+#: The number of a status in answers. Every other status has the number 0.
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
-#: The error (code, message) for a job that did not succeed and has no error of its own. It is retryable: another order
-#: may succeed.
+#: The error (code, message) for a job that did not succeed and has no error of its own. This error is retryable,
+#: because another order may succeed.
 _DEFAULT_ERRORS = {
     JobState.CANCELLED: ("cancelled", "The generation was cancelled."),
     JobState.EXPIRED: ("deadline_exceeded", "The generation did not finish in time."),

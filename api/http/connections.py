@@ -72,7 +72,7 @@ class Guarded(HttpToolsProtocol):
         self._in_message = False  # the head of a request is complete, but its body is not
         self._unanswered = 0  # requests with a complete head and without a complete answer
         self._parsed_bytes = 0  # the part of the present head that the parser has reported
-        self._refusal: Problem | None = None  # the last answer: after it is set, this connection reads nothing more
+        self._refusal: Problem | None = None  # the last answer; after it is set, this connection reads nothing more
 
     # --- connections
 

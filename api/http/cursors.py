@@ -30,9 +30,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 #: The cursors of lists that are sorted by ids, by instants, and by names with versions. The last character of an id's
-#: cursor has only two bits: an id has 128 bits, and the 21 characters before have 126. The API documents the patterns,
-#: but does not enforce them, because it also accepts cursors of earlier releases. It refuses a wrong cursor with a
-#: separate error code.
+#: cursor has only two bits, because an id has 128 bits, and the 21 characters before have 126 of them. The API
+#: documents the patterns, but does not enforce them, because it also accepts cursors of earlier releases. It refuses a
+#: wrong cursor with a separate error code.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,
@@ -92,7 +92,7 @@ def version_of_cursor(cursor: str | None) -> tuple[str, int] | None:
     packed = _unpack(cursor)
     if len(packed) != _VERSION_BYTES + _NAME_BYTES:
         raise _malformed_cursor()
-    # Drops the NULs at the end, and characters that no name has: an invented cursor may contain them.
+    # Drops the NULs at the end. Also drops characters that no name has, because an invented cursor may contain them.
     name = "".join(letter for letter in packed[_VERSION_BYTES:].decode("ascii", "ignore") if letter.isprintable())
     return name, int.from_bytes(packed[:_VERSION_BYTES], "big")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from leasehold.api.http.problems import MEDIA_TYPE
 
+#: The content of an answer that is a problem.
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
 # Statuses that many operations may answer, with the codes of their problems. The routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
@@ -133,8 +134,8 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _remove_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of a parameter. A URL or a header cannot contain null: a client leaves the parameter
-    out instead.
+    """Remove null from the schema of a parameter. A URL or a header cannot contain null, so a client leaves the
+    parameter out instead.
     """
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:

@@ -22,7 +22,7 @@ WaitSeconds: TypeAlias = Annotated[
 
 def weak_etag(version: str | bytes) -> str:
     """A weak ETag. `version`: identifies a state, or is the whole answer. The ETag is weak because two answers with the
-    same state may differ in their bytes: in the signature of a URL, for example.
+    same state may differ in their bytes, for example in the signature of a URL.
     """
     return f'W/"{hashlib.sha256(version.encode() if isinstance(version, str) else version).hexdigest()[:32]}"'
 

@@ -128,7 +128,7 @@ async def _release_on_new_connection(pool: ConnectionSource, reservation: Reserv
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
-    """Whether an answer is stored for the key. If so, the endpoint checks nothing: it repeats the answer, even if rows
+    """Whether an answer is stored for the key. If so, the endpoint checks nothing, and repeats this answer even if rows
     have changed since.
     """
     if key is None:
@@ -140,8 +140,8 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
 async def unless_repeated(
     pool: ConnectionSource, tenant_id: str, key: str | None, read: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`). That
-    answer may expire before `once` looks for it. The work then begins without its rows, and must raise
+    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`). The
+    stored answer may expire before `once` looks for it. The work then begins without its rows, and must raise
     `key_has_expired`.
     """
     return None if await is_repeated(pool, tenant_id, key) else await read()

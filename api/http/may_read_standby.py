@@ -84,7 +84,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
             response = await handler(request)
         except ReplicaBusy:
             return None
-        except NotFound:  # the standby may not have the object yet: the primary knows
+        except NotFound:  # the standby may not have the object yet, so the primary decides
             return None
         except STANDBY_FAILED as error:
             # If the error shows that the standby is unusable, `leave` sends all reads to the primary for some seconds.

@@ -64,8 +64,8 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
 #: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
-#: PostgreSQL's error code while a tenant moves to another cell (installation): triggers refuse the tenant's changes
-#: (migration 0040).
+#: PostgreSQL's error code while a tenant moves to another cell (installation). Triggers then refuse the tenant's
+#: changes (migration 0040).
 MOVING = "LHMOV"
 
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
@@ -85,7 +85,7 @@ CODE_AND_DETAIL = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as the client sees it. `errors`: the wrong values of the request, each by its place and the reason."""
+    """An error as the client sees it. `errors`: the wrong values of the request, each with its place and the reason."""
 
     status: HTTPStatus
     code: str
@@ -192,7 +192,7 @@ def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = No
 def _problem_of_validation(error: RequestValidationError) -> Problem:
     errors = error.errors()
     places = {str(item["loc"][0]) for item in errors if item["loc"]}
-    if "path" in places:  # a malformed id names nothing: 404
+    if "path" in places:  # a malformed id names no object, so the answer is 404
         return _problem_of_http_exception(HTTPException(404))
     if any(item["type"] == "json_invalid" for item in errors):
         return Problem(HTTPStatus.BAD_REQUEST, "malformed_json", "The body is not JSON.")

@@ -43,8 +43,8 @@ class QuickRoute(AuthenticatedFirst):
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
     """`call`: the endpoint. `request_name`, `caller_name`, `body_name`: the names of its parameters. `require` makes
-    the argument for the caller, `model` the argument for the body. `headers`: the name of each parameter for a header,
-    and the name of that header.
+    the argument for the caller. `model` makes the argument for the body. `headers`: the name of each parameter for a
+    header, and the name of that header.
     """
 
     call: Callable[..., Awaitable[Response]]
@@ -71,7 +71,7 @@ class _Endpoint:
                 model = body.field_info.annotation
                 endpoint = cls(call, request_name, caller_name, require, body.name, model, headers)
                 names = {request_name, caller_name, body.name, *(name for name, _ in headers)}
-                # A further parameter, for example of the query, would get no argument.
+                # A further parameter of the endpoint, for example a query parameter, would get no argument.
                 if names == signature(call).parameters.keys():
                     return endpoint
         raise DeclarationError(f"{dependant.path}: a quick route takes a request, a caller, a body and headers only")

@@ -23,9 +23,10 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: A number with fewer digits fits into 64 bits.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 #: A long integer, with its minus sign. Digits beside a point, an `e` or the sign of an exponent are no integer. A match
-#: must also not begin after a digit: otherwise the search would begin again at each digit of a number.
+#: must also not begin after a digit, because otherwise the search would begin again at each digit of a number.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _OPENS, _CLOSES = b"[{", b"]}"
+#: All bytes that are no brackets. `_depth` deletes them.
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 #: Turns an opening bracket into the byte 1, and a closing bracket into the byte -1.
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")

@@ -247,7 +247,7 @@ def _refusal(job_id: UUID, error: RequestError) -> dict[str, Any]:
 
 
 class _NotFailedAnyMore(Exception):
-    """Another request has retried the job, or it has expired, since `_replay` found it."""
+    """Another request has retried the job, or the job has expired, since `_replay` found it."""
 
 
 async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
@@ -271,7 +271,7 @@ async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Re
                 effects = await revive(
                     services.actions, connection, access.target, template_version, params_of_retry(access)
                 )
-                if effects is None:  # roll back: `revive` may have written deliveries, and cancelled older runs
+                if effects is None:  # roll back, because `revive` may have written deliveries or cancelled runs
                     raise _NotFailedAnyMore
                 await record(connection, access, "job.retried")
                 await services.admission.add_queues_of(connection, charge, job_id)

@@ -1,4 +1,4 @@
-"""Cancels or deletes one job of any kind. The endpoints of `/v1/jobs` and `/v1/runs` call it."""
+"""Cancels or deletes one job of any kind. The endpoints of `/v1/jobs` and `/v1/runs` use this module."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def _client_name(access: JobAccess) -> str:
 
 
 async def record(connection: Connection, access: JobAccess, action: str, **details: Any) -> None:
-    """Write into the audit what the caller did with the job. Call this in the transaction that does it."""
+    """Write into the audit what the caller did with the job. Call this in the same transaction."""
     await audit.record(connection, access.acting_caller, action, access.id, kind=access.kind.name, **details)
 
 
 async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
-    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention (a
-    maintenance loop of the workers) deletes the job when the job has ended. Raises Gone or NotFound if another request
-    or retention has deleted the job since the caller read it.
+    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step. In this case
+    retention (a maintenance loop of the workers) deletes the job when the job has ended. Raises Gone or NotFound if
+    another request or retention has deleted the job since the caller read it.
 
-    If no worker has a lease, the transaction writes a tombstone: after the commit, requests for the job get 410. Then
-    this function deletes first the job's objects (without holding a connection), and then its rows. If the object store
-    fails, retention deletes objects and rows later.
+    If no worker has a lease, the transaction writes a tombstone, so that requests for the job get 410 after the commit.
+    Then this function deletes first the job's objects (without holding a connection), and then its rows. If the object
+    store fails, retention deletes objects and rows later.
     """
     effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:

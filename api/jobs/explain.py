@@ -43,14 +43,15 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest` has at most one place. No worker of its queue has its handler. The value has those handlers of these
-    workers whose names are the most similar to the name of the missing handler.
+    `nearest` has at most one place, whose handler is missing, because no worker of the place's queue has it. The value
+    has the handlers of the queue's workers whose names are the most similar to the missing handler's name.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
     nearest: Mapping[Place, Sequence[str]] = field(default_factory=dict)
 
 
+#: For steps about which nobody has read which workers serve them.
 _UNKNOWN_SERVING = Serving()
 
 

@@ -25,8 +25,8 @@ class Reason(_Request):
 
 
 class RetryRequest(_Request):
-    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step and
-    every step that needs it run again, even if they succeeded. If left out, steps that succeeded do not run again.
+    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step and every step that
+    needs it run again, even if they succeeded. Without `from_step`, steps that succeeded do not run again.
     """
 
     payload: dict[str, JsonValue] | None = None

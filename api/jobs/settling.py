@@ -25,6 +25,7 @@ from leasehold.transitions.jobs import resolve, resolving
 from leasehold.transitions.jobs.resolving import Unresolved
 from leasehold.transitions.runs import CreatedRun
 
+#: The action of a settlement -> the words for it in the Conflict that a second person gets.
 _DECISIONS = {"adopt": "adopted the order {ref}", "again": "ordered again", "give_up": "gave the order up"}
 
 
