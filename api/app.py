@@ -55,7 +55,7 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, kinds_of, with_bulk_operations
 from leasehold.settings import Settings
 
-#: The paths that need no key. Monitoring reads the first three, and a program that generates a client reads
+#: The paths that need no API key. Monitoring reads the first three, and a program that generates a client reads
 #: `openapi.PATH`. A kind of work, such as media, may name further public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
@@ -193,8 +193,8 @@ def _takes(router: APIRouter, path: str) -> bool:
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
-    """Raises DeclarationError for a route that would read a request's body before the key is checked. A route of the
-    class AuthenticatedFirst checks the key first.
+    """Raises DeclarationError for a route that would read a request's body before the API key is checked. A route of
+    the class AuthenticatedFirst checks the API key first.
     """
     for route in _api_routes([router]):
         if route.body_field is not None and not isinstance(route, AuthenticatedFirst):

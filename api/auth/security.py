@@ -157,7 +157,7 @@ def requirements(dependant: Dependant) -> list[Require]:
 
 
 def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
-    """The scopes that a key needs for each route. The key of the result: (path, method in lower case)."""
+    """The scopes that an API key needs for each route, by (path, method in lower case)."""
     return {
         (route.path_format, method.lower()): sorted({require.scope for require in requirements(route.dependant)})
         for route in routes

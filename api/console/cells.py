@@ -1,5 +1,5 @@
-"""The page of cells (installations that share the tenants among themselves): the load of each cell, and in which cell a
-job or a tenant is. Only installations with cells have this page, and only operators see it.
+"""The page of cells (installations, each of which has a part of the tenants): the load of each cell, and in which cell
+a job or a tenant is. Only installations with cells have this page, and only operators see it.
 """
 
 from __future__ import annotations

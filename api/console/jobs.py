@@ -134,6 +134,7 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
     if scope is None:  # the caller may read no jobs that match
         return 0
     made_until_now = [job_id for job_id in ids if _is_made_until(now, job_id)]
+    # `newest`: the newest job on the page. If the page has none, no job that exists now counts as newer.
     newest = max(made_until_now, default=id_of_instant(now))
     since = instant_of(newest)  # an id begins with the instant of its job's creation
     if job_filter.created_after is not None:

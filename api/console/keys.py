@@ -1,4 +1,4 @@
-"""The page of API keys: a person lists, makes, rotates, ends and revokes them.
+"""The page of API keys: a person lists, makes, rotates, expires and revokes them.
 
 The answer to the form that makes a key shows the key's secret. No other page and no cookie contains the secret. If a
 person presses the form's button twice within a minute, both answers show the same secret.
@@ -128,8 +128,8 @@ async def _make_once(
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
         # Probably the first press has made the key. UniqueViolation: this press would make the same key again.
-        # Conflict: the tenant has as many keys as it may have. NotFound: the key that was rotated has ended.
-        cell = services.settings.cell  # the name of this installation, if several share the tenants
+        # Conflict: the tenant has as many keys as it may have. NotFound: the first press has ended the old key.
+        cell = services.settings.cell  # the name of this installation, if it is one of several cells
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
         if earlier_key is None:

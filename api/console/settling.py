@@ -1,5 +1,5 @@
-"""The page To settle: cases that only a person can decide. For example, it is unknown whether a provider has taken an
-order, or a schedule has paused itself. The form of this page settles orders; other cases link to their own pages.
+"""The page To settle: cases that only a person can decide. For example, it is unknown whether a provider has received
+an order, or a schedule has paused itself. The form of this page settles orders; other cases link to their own pages.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _MAX_ANSWERS = 500
 
 @dataclass(frozen=True, slots=True)
 class _Shareable(Generic[_Answer]):
-    """An answer that `task` makes or has made. It is shared until the time `shared_until`. `reading`: the age of the
-    rows that were read from the standby; None: they were read from the primary.
+    """An answer that the asyncio task `task` makes or has made. It is shared until the time `shared_until`. `reading`:
+    the age of the rows that were read from the standby; None: they were read from the primary.
     """
 
     task: asyncio.Task[_Answer]
@@ -85,7 +85,7 @@ class Shared(Generic[_Answer]):
         shareable = self._answers.get(key)
         if shareable is not None and shareable.may_be_shared:
             return shareable, False
-        # If an answer may not be shared any more, its task is done, so `result` returns immediately.
+        # If an answer can no longer be shared, its asyncio task is done, so `result` returns immediately.
         previous = None if shareable is None or has_failed(shareable.task) else shareable.task.result()
         shared_reading = None if reading is None else reading.without_limit()
         task = asyncio.create_task(_make_or_keep(make, previous, shared_reading))

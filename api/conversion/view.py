@@ -50,6 +50,7 @@ def record(row: Row) -> dict[str, Any]:
     current_step = next((step for step in steps if step["status"] != "succeeded"), None)
     percent_of_current = (current_step or {}).get("percent") or 0
     finished_steps = sum(step["status"] == "succeeded" for step in steps)
+    # A finished step counts 100 %, and the current step counts its own percentage.
     progress = (100 * finished_steps + percent_of_current) / max(len(steps), 1)
     stage = None if current_step is None else current_step["step"]
     return {

@@ -1,5 +1,5 @@
 """/v1/cells: an operator of one cell sees the load of all cells, and finds the cell of a job or a tenant. A cell is one
-of several installations that share the tenants.
+of several installations. Each tenant belongs to one cell.
 
 `/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` call these two
 endpoints of the other cells.

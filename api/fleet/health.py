@@ -96,7 +96,7 @@ class _SharedRun(Generic[_Result]):
         return await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[_Result]:
-        """The task of the shared run. Do not cancel this task, because other requests wait for it, too."""
+        """The asyncio task of the shared run. Do not cancel this task, because other requests wait for it, too."""
         if self._task is None or has_failed(self._task) or (self._task.done() and self._is_old()):
             self._started_at = monotonic()
             # The run has a context of its own, so that nothing of the request that starts the run applies to it. That

@@ -165,7 +165,7 @@ async def make_key(
             connection, caller.actor, services.settings.keys_per_tenant,
             tenant_id=tenant_id, client_id=body.client_id, scopes=scopes,
             lifetime=None if lifetime is None else timedelta(seconds=lifetime),
-            cell=services.settings.cell,  # a key names its cell, if several installations (cells) share the tenants
+            cell=services.settings.cell,  # a key names its cell, if the installation is one of several cells
             seed=seed,
         )  # fmt: skip
     return new_key_answer(key, tenant_id)

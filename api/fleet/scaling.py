@@ -116,6 +116,7 @@ def _answer(
     bounds = {"least": worker_pool.least, "most": worker_pool.most}
     wanted = wanted_workers(loads, target_wait=worker_pool.target_wait_seconds, present=newest_workers, **bounds)
     total_running = sum(row["running"] for row in running_rows)
+    # `attempt_seconds` of a row is a mean, so each row is weighted by its number of running attempts.
     total_seconds = sum(row["running"] * row["attempt_seconds"] for row in running_rows)
     versions = {row["version"]: None for row in workers}  # the newest first
     return {

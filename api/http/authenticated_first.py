@@ -1,5 +1,5 @@
-"""The route class of nearly all endpoints. It checks the key before it reads the body, so that a client without a valid
-key uses none of the API's memory.
+"""The route class of nearly all endpoints. It checks the API key before it reads the body, so that a client without a
+valid key uses none of the API's memory.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _CODES_OF_IDEMPOTENCY_KEYS = {
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
 _CODES_OF_VALUES = {422: ("invalid_request",)}
-#: The codes of every operation that needs a key. The API sends them while a part of the platform does not answer, or
-#: while the caller's tenant moves to another cell.
+#: The codes of every operation that needs an API key. The API sends them while a part of the platform does not answer,
+#: or while the caller's tenant moves to another cell.
 _CODES_OF_OUTAGES = {503: ("database_unavailable", "busy", "tenant_moving")}
 
 #: Status -> the headers of every answer with this status.
@@ -67,7 +67,8 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def complete_document(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    """Complete the document in place. `scopes`: (path, method) -> the scopes that a key needs for this operation."""
+    """Complete the document in place. `scopes`: (path, method) -> the scopes that an API key needs for this operation.
+    """
     operations_by_id = {}
     for path, method, operation in _operations(document):
         operations_by_id[operation["operationId"]] = operation

@@ -23,7 +23,7 @@ PATH = "/openapi.json"
 router = APIRouter(include_in_schema=False)
 _REFERENCE = "#/components/schemas/ProblemAnswer"
 
-#: The problems of every operation that needs a key.
+#: The problems of every operation that needs an API key.
 _COMMON_CODES = {
     HTTPStatus.UNAUTHORIZED: "`missing_api_key`, `invalid_api_key`",
     HTTPStatus.FORBIDDEN: "`insufficient_scope`",

@@ -25,7 +25,7 @@ from leasehold.domain.errors import DeclarationError
 
 class QuickRoute(AuthenticatedFirst):
     """The route of an endpoint with these parameters: the request, one model as the body, one Require (which checks the
-    key and returns the caller), and optional headers of text.
+    API key and returns the caller), and optional headers of text.
 
     Raises DeclarationError for any other endpoint. The route checks the key before the body, so that a client without a
     valid key learns nothing about the body that it sent.
@@ -57,7 +57,8 @@ class _Endpoint:
 
     @classmethod
     def read_from(cls, dependant: Dependant) -> _Endpoint:
-        """Read FastAPI's own description of the endpoint. Raises DeclarationError."""
+        """Read FastAPI's own description of the endpoint. Raises DeclarationError if the endpoint has other parameters.
+        """
         match dependant:
             case Dependant(
                 call=call,

@@ -30,8 +30,8 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 #: A stream reads at most this many events at once.
 _BATCH = 500
-#: The longest time of a stream, in seconds. To resume the stream, the client needs its key. So a client whose key was
-#: revoked gets events for at most this long.
+#: The longest time of a stream, in seconds. To resume the stream, the client needs its API key. So a client whose key
+#: was revoked gets events for at most this long.
 MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1  # the largest `integer` of PostgreSQL, the type of the column
 LastEventId: TypeAlias = Annotated[

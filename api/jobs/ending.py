@@ -56,7 +56,7 @@ def _client_name(access: JobAccess) -> str:
 
 
 async def record(connection: Connection, access: JobAccess, action: str, **details: Any) -> None:
-    """Write into the audit what the caller did with the job. Call this in the same transaction."""
+    """Write into the audit what the caller did with the job. Call this in the transaction of the caller's act."""
     await audit.record(connection, access.acting_caller, action, access.id, kind=access.kind.name, **details)
 
 

@@ -83,13 +83,13 @@ def _query_of(
     last_event_id: LastEventId = None,
     accept: _Accept = None,
 ) -> ItemQuery:
-    """The query of a request. Raises Invalid for a `Last-Event-ID` that is no number."""
+    """The ItemQuery of a request. Raises Invalid for a `Last-Event-ID` that is no number."""
     return ItemQuery(
         event_number(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or "")
     )
 
 
-#: The query and the headers of an endpoint that answers with items.
+#: The parameter of an endpoint that answers with items. FastAPI makes it from the URL's query and the headers.
 ItemsQuery: TypeAlias = Annotated[ItemQuery, Depends(_query_of)]
 
 

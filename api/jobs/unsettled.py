@@ -251,7 +251,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     settled_ids: list[UUID] = []
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
-    away: NotInTime | None = None
+    away: NotInTime | None = None  # the last error of a job that PostgreSQL did not write in time
     async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
         ends_at = monotonic() + BULK_SECONDS
         for index, item in enumerate(body.settlements):
