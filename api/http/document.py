@@ -67,8 +67,7 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def complete_document(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    """Complete the document in place. `scopes`: (path, method) -> the scopes that an API key needs for this operation.
-    """
+    """Complete the document in place. `scopes`: (path, method) -> the scopes that the operation needs."""
     operations_by_id = {}
     for path, method, operation in _operations(document):
         operations_by_id[operation["operationId"]] = operation

@@ -57,8 +57,7 @@ class _Endpoint:
 
     @classmethod
     def read_from(cls, dependant: Dependant) -> _Endpoint:
-        """Read FastAPI's own description of the endpoint. Raises DeclarationError if the endpoint has other parameters.
-        """
+        """Read FastAPI's own description of the endpoint. Raises DeclarationError if it has other parameters."""
         match dependant:
             case Dependant(
                 call=call,
