@@ -68,8 +68,8 @@ class Shared(Generic[_Answer]):
         try:
             answer = await _wait_for(shareable, reading)
         except TRY_AGAIN:
-            # Another request may have begun the failed answer long ago, so this request makes the answer itself. If the
-            # request reads from the standby, it does not try again, because the primary answers it instead.
+            # Another request may have begun the failed answer long ago, so this request tries once more. If the request
+            # reads from the standby, it does not try again, because the primary answers it instead.
             if is_own or reading is not None or deadline.current().is_over:
                 raise
             shareable, _ = self._begun(key, make, reading)

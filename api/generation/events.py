@@ -37,7 +37,7 @@ _ROUTE = {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
     }) | ANSWERS,
 }  # fmt: skip
-#: The states of the step `submit` for which the endpoints `query` answer "processing".
+#: The states of the step `submit` for which `GET /v1/images/query` and `GET /v1/video/query` answer "processing".
 _PROCESSING = frozenset({TaskState.RUNNING, TaskState.RETRY, TaskState.WAITING})
 
 
@@ -77,7 +77,9 @@ def _status_fields(event: EventView) -> dict[str, Any]:
 
 
 def _status_text(event: EventView) -> StatusText | None:
-    """The status that the endpoints `query` answer after this event. None: the event does not change the status."""
+    """The status that `GET /v1/images/query` or `GET /v1/video/query` answers after this event. None: the event does
+    not change the status.
+    """
     if event.job_status in JOB_TERMINAL:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:

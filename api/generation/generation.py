@@ -113,7 +113,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    services.store.require()  # first, because the provider would charge for files that cannot be kept
+    services.store.require()  # first, because without a store the provider would charge for lost files
     check_callback_url(services.settings, order.callback_url)
     credential = credential or None  # an empty header is no credential
     terms = _terms_of(services.opened["generation"], order, credential)  # `opened`: the catalogue of providers
@@ -281,7 +281,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended_jobs = cancellation
     count_ended_jobs(ended_jobs)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current_row or row)  # the earlier `row`, if the generation was deleted since
+    return answer(services, current_row or row)  # the earlier `row`, if the generation expired and was deleted since
 
 
 async def _cancel_and_withdraw(
