@@ -251,8 +251,8 @@ def instant(value: datetime | str | None) -> str:
 
 
 def iso(value: datetime | str) -> str:
-    """The instant for the browser's script. It has no fraction of a second, to keep pages small: a page of jobs has a
-    hundred instants.
+    """The instant for the browser's script. It has no fraction of a second, to keep pages small, because a page of jobs
+    has a hundred instants.
     """
     return _as_datetime(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

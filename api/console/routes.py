@@ -113,7 +113,7 @@ class ConsoleRoute(APIRoute):
                     session.check_origin(request)
                 return stay_fresh(request, await _after_first_press(request, handler))
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected, so nobody reads this
             except Exception as error:
                 error_page = _error_page(request, error)
                 if error_page is None:

@@ -47,8 +47,8 @@ class Shared(Generic[_Answer]):
     answers, because the making of an answer waits for the turn of one tenant at the database.
 
     If a new answer equals the previous answer, `get` returns the object of the previous answer. So
-    `rendering.unchanged`, which compares the answers of two renderings, is fast: in most cases they are the same
-    object.
+    `rendering.unchanged`, which compares the answers of two renderings, is fast, because in most cases they are the
+    same object.
     """
 
     def __init__(self, seconds: float) -> None:

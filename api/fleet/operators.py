@@ -244,7 +244,7 @@ async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operato
 
 
 def _split(address: str) -> tuple[str, str]:
-    """The tenant and the key of `TENANT/KEY`. Both may have slashes: the key begins after the first slash that a
+    """The tenant and the key of `TENANT/KEY`. Both may have slashes. The key begins after the first slash that a
     well-formed key follows. Raises NotFound.
     """
     for found in re.finditer("/", address):

@@ -38,11 +38,11 @@ _RETRY_SECONDS = 0.2
     ROUTE,
     operation_id="hearProvider",
     status_code=204,
-    include_in_schema=False,  # only providers call it: each order names this address
+    include_in_schema=False,  # only providers call it, at the address that their order names
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
     """Wake the job's poll. Answers 404 `task_not_found` if the signature is wrong, and 503 `not_waiting` if the poll
-    does not snooze: the provider then sends the callback again.
+    does not snooze. After 503 the provider sends the callback again.
     """
     services = services_of(request)
     if not callbacks.is_genuine(Sealing(services.settings), job_id, signature):

@@ -50,7 +50,7 @@ class AuthenticatedFirst(APIRoute):
                         return problem.response(identity_of(request).request_id)
                     return await handler(received_request)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected, so nobody reads this
 
         return handle
 

@@ -28,7 +28,7 @@ def weak_etag(version: str | bytes) -> str:
 
 
 def may_be_current(if_none_match: str | None, etag: str) -> bool:
-    """Whether the client may have the current answer already: it sends the ETag of this answer, or it sends no ETag. If
+    """Whether the client may have the current answer already, because it sends the ETag of this answer, or no ETag. If
     so, a long poll waits for a change; otherwise the API answers immediately.
     """
     return if_none_match is None or matches(if_none_match, etag)

@@ -102,7 +102,7 @@ async def once_over_transactions(
     if key is None:
         return await work()
     async with pool.acquire() as connection:
-        # `is_held=False`: the work has several transactions, so no transaction holds the reservation.
+        # `is_held` is false, because the work has several transactions, and none of them holds the reservation.
         reservation = await reserve(connection, tenant_id, key, request_hash, is_held=False)
     if isinstance(reservation, StoredAnswer):
         return Answer(reservation.status_code, reservation.body, reservation.age)

@@ -85,7 +85,7 @@ class _Endpoint:
 
 
 def _is_plain(header: FieldInfo) -> bool:
-    """Whether the argument for the header needs no check: it is the header's text, or None."""
+    """Whether the argument for the header needs no check, because it is the header's text, or None."""
     return header.annotation == (str | None) and header.default is None and not header.metadata
 
 

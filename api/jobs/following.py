@@ -128,6 +128,7 @@ async def _follow(
         if last_number == ENDED:
             return
         # Wait for an item that is newer than all items of the job. A wait for an item that is newer than the last sent
-        # item would be wrong: an item that the filter leaves out would end it immediately, again and again.
+        # item would be wrong, because an item that the filter leaves out would end this wait immediately, again and
+        # again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -1,5 +1,5 @@
 """Builds the JSON of a job of any kind from its row, for the endpoints of jobs and the console. A run is a job that
-executes a template: its row also has the columns of the table `run`.
+executes a template. Its row also has the columns of the table `run`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "priority": ("high", "normal", "low")[row["priority"]],
         "tags": row["tags"] or {},
         "held": row["held"],  # whether the job waits at its concurrency limits
-        "deleting": row["keep_seconds"] == 0,  # a delete was requested: retention deletes the job after its end
+        "deleting": row["keep_seconds"] == 0,  # a delete was requested, so retention deletes the job after its end
         "created_at": row["created_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
