@@ -2,7 +2,7 @@
 
 Without JavaScript nothing disables the button, so at a second press the browser sends the form again, and shows only
 the second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the
-first. If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
+first press. If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def press_of(request: Request, form: Form) -> str | None:
 
 
 async def act_once(request: Request, caller: Caller, form: Form, act: Callable[[], Awaitable[Outcome]]) -> Response:
-    """Call `act`, and answer the form. A second press gets the answer to the first without a call of `act`. In two
-    cases a second press calls `act` again: the form has no field `once`, or the first press changed nothing. Raises the
-    errors of `act`.
+    """Call `act`, and answer the form. A second press gets the answer to the first press, without a call of `act`. In
+    two cases a second press calls `act` again: the form has no field `once`, or the first press changed nothing. Raises
+    the errors of `act`.
     """
 
     async def work() -> Answer:

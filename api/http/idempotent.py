@@ -28,7 +28,7 @@ IdempotencyKey: TypeAlias = Annotated[
     ),
 ]
 
-#: Seconds that `once_over_transactions` has to store the answer or to release the key, although its work may have used
+#: `once_over_transactions` gets this many seconds to store the answer or to release the key, even if its work has used
 #: up the request's deadline.
 _EXTRA_SECONDS = 5.0
 

@@ -44,7 +44,7 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class SubmittedOperation:
-    """The answer with the operation's JSON, and the RateLimit headers. The headers are {} if the answer repeats an
+    """The answer with the operation's JSON, and the RateLimit headers. There are no headers if the answer repeats an
     earlier answer, or if no rate is limited.
     """
 
