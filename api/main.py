@@ -76,8 +76,8 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
-    """If `host` is `ALL` (`::`), open one socket for all addresses of IPv4 and IPv6: uvicorn's own socket for `::`
-    would accept only IPv6. For any other `host`, return None: then uvicorn opens the socket.
+    """If `host` is `ALL` (`::`), open one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for
+    `::` would accept only IPv6. For any other `host`, return None, and uvicorn opens the socket itself.
     """
     if host != ALL:
         return None

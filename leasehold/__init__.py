@@ -1,8 +1,8 @@
 """Leasehold: a durable job platform on PostgreSQL leases and RabbitMQ.
 
-The names below are public: every release keeps them. Everything else in the package may change. Python loads the module
-of a name when code first uses the name. So `import leasehold` is quick, and a module that declares a pipeline loads no
-database driver, no web framework and no S3 client.
+The names in `__all__` are public, and every release keeps them. Everything else in the package may change. Python loads
+the module of a name when code first uses the name. So `import leasehold` is quick, and a module that declares a
+pipeline loads no database driver, no web framework and no S3 client.
 """
 
 from __future__ import annotations

@@ -75,17 +75,17 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket, upload):
-        # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before that
-        # time gets the first answer unchanged. A repetition after the upload has ended also gets the first answer,
-        # although its URL may not work any more.
+        # This request repeats an earlier request. More than half of the first URL's time has passed, so the same media
+        # gets a new URL. A repetition before that time gets the first answer unchanged. So does a repetition after the
+        # upload has ended, although the first URL may not work any more.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
-    """Let the client upload for another `upload_url_seconds` from now. False: the upload has ended, or the media
-    expires within this time. Then the client gets no new URL. Raises TooMany `upload_quota_exceeded`.
+    """Let the client upload for another `upload_url_seconds` from now. Returns False if the upload has ended, or if the
+    media expires within this time. Then the client gets no new URL. Raises TooMany `upload_quota_exceeded`.
     """
     tenant_id, key = caller.tenant_id, ticket.original_key
     async with services.pool.acquire() as connection, connection.transaction():
@@ -190,7 +190,7 @@ async def complete_upload(request: Request, response: Response, body: CompleteRe
 
 
 def _job_id_of(picture: MediaView) -> UUID | None:
-    """The id of the picture's job. None: the picture has no job yet. Raises Invalid if the picture is refused
+    """The id of the picture's job, or None if the picture has no job yet. Raises Invalid if the picture is refused
     already.
     """
     if picture.error is not None:
@@ -210,7 +210,8 @@ async def _check_and_submit(
     try:
         size_or_refusal = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
-        # Another request may have refused the object meanwhile, and deleted it: then `_job_id_of` raises this refusal.
+        # There is no object. Another request may have refused it meanwhile, and deleted it. Then `_job_id_of` raises
+        # the error of this refusal.
         if (job_id := _job_id_of(await find_media(services, caller, picture.id))) is not None:
             return job_id, {}
         raise
@@ -254,8 +255,8 @@ async def _write_job(
     """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Also returns the RateLimit
     headers.
 
-    None in place of the job: another request has started a job or refused the picture first. Then the caller is not
-    charged.
+    Returns None in place of the job if another request has started a job or refused the picture first. Then the caller
+    is not charged.
     """
     queues = queues_of(caller.tenant_id, media)
     async with (
@@ -275,7 +276,8 @@ async def _write_job(
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
     """Record the picture as FAILED, and raise Invalid with the reason. If another request has started a job first,
-    return that job. If another request has refused the picture first, raise its refusal.
+    return the id of that job. If another request has refused the picture first, raise Invalid with the reason of that
+    refusal.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         is_recorded = await transitions.refuse_upload(

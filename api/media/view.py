@@ -93,7 +93,7 @@ def media_answer(services: Services, media: MediaView) -> MediaAnswer:
 
 
 def _url_of(services: Services, media: MediaView, name: str | None) -> str | None:
-    """The URL of an output. None: the job has no such output."""
+    """The URL of an output, or None if the job has no such output."""
     key = f"{media.output_prefix}/{name}"
     if key not in media.outputs:
         return None

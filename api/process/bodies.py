@@ -50,8 +50,8 @@ class Bodies:
 
     @asynccontextmanager
     async def room(self, tenant_id: str, size: int) -> AsyncIterator[Callable[[int], None]]:
-        """Reserve `size` bytes of the budget for the block, but at most a tenant's share. Yields a function that lowers
-        the reservation: its argument is the number of bytes that stay reserved.
+        """Reserve `size` bytes of the budget for the block, but at most half of the budget. Yields a function that
+        lowers the reservation. Its argument is the number of bytes that stay reserved.
 
         Raises Unavailable `busy` if the budget has no room within _PATIENCE_SECONDS.
         """
@@ -96,7 +96,7 @@ class Bodies:
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (tenant_id, size, grant)
         self._waiting.append(waiter)
-        self._serve()  # this body may fit, although larger bodies wait
+        self._serve()  # this body may fit, although larger bodies are waiting before it
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await grant
@@ -130,7 +130,9 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        """Grant room in the order of arrival. If a body does not fit now, later and smaller bodies get room first."""
+        """Grant room in the order of arrival. A body that does not fit now stays in the queue, and smaller bodies
+        behind it get room first.
+        """
         for waiter in list(self._waiting):
             tenant_id, size, grant = waiter
             if self._fits(tenant_id, size):
@@ -146,7 +148,9 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
-    """Read the whole body. If the body is too large, read and discard a part of the rest, and raise BodyTooLarge."""
+    """Read the whole body. If the body is too large, read on and discard the rest, until more than _DISCARDED_BYTES
+    have arrived in total. Then raise BodyTooLarge.
+    """
     body = bytearray()
     received_bytes = 0
     while received_bytes <= _DISCARDED_BYTES:

@@ -15,8 +15,8 @@ from leasehold.db.database import Connection
 
 
 class Deadline:
-    """The time that a request may still wait for PostgreSQL. Other waits (a body, a long poll, the store) count only if
-    the request holds a connection meanwhile.
+    """The time that a request may still wait for PostgreSQL. Other waits (for a body, for a change in a long poll, for
+    the store) count only if the request holds a connection meanwhile.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -28,8 +28,8 @@ class Deadline:
         return self._seconds_left == 0
 
     def lift(self) -> None:
-        """End the deadline, because the answer has begun or the request is a bulk write. Each wait keeps its own
-        limit.
+        """End the deadline, for example because the answer has begun, or because the request is a bulk write. Each wait
+        keeps its own limit.
         """
         self._seconds_left = None
 
@@ -49,9 +49,9 @@ class Deadline:
 
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
-        """Count the time of the block, which uses `connection`. When no time is left, break the connection. Then the
-        statement in the block ends immediately, and so does the rollback after it. The block raises one of TRY_AGAIN
-        (runtime/transient.py: the errors after which a request may be repeated).
+        """Count the time of the block, which uses `connection`. When no time is left, close the connection by force.
+        Then the statement in the block ends immediately, and so does the rollback after it. The block raises one of
+        TRY_AGAIN (runtime/transient.py: the errors after which a request may be repeated).
         """
         if self._seconds_left is None:
             yield
@@ -76,8 +76,8 @@ class Deadline:
 
 @asynccontextmanager
 async def acquired_in_time(acquisition: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
-    """Acquire a connection for the block. The time of both, acquiring and the block, counts for the deadline of the
-    current request. Raises one of TRY_AGAIN (runtime/transient.py) when no time is left.
+    """Acquire a connection for the block. The time to acquire it and the time of the block both count for the deadline
+    of the current request. Raises one of TRY_AGAIN (runtime/transient.py) when no time is left.
     """
     request_deadline = current()
     async with AsyncExitStack() as stack:
@@ -102,8 +102,8 @@ def begin(seconds: float) -> Deadline:
 @contextmanager
 def extra_time(seconds: float) -> Iterator[None]:
     """Inside the block, and in tasks that the block starts, the current request has `seconds` for PostgreSQL, however
-    little of its deadline is left. For what must be written after an error or after the request's work: an undo, or the
-    release of a reservation.
+    little of its deadline is left. Use it for what must be written after an error or after the request's work, such as
+    an undo or the release of a reservation.
     """
     token = _deadline.set(Deadline(seconds))
     try:
@@ -114,8 +114,8 @@ def extra_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def without_limit() -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, no deadline counts: each wait keeps its own limit. The
-    deadline of the request itself stays. For work of which several requests share the result.
+    """Inside the block, and in tasks that the block starts, no deadline counts. Each wait keeps its own limit. After
+    the block, the request's own deadline counts again. Use it for work whose result several requests use.
     """
     token = _deadline.set(None)
     try:

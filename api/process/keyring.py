@@ -31,10 +31,10 @@ _CACHED_KEYS = 10_000
 class Caller:
     """The tenant and client that call, and the scopes of their key.
 
-    `quota_key`: names the counter of rates and quotas; a rotated key shares the counter of the key that it replaces.
-    `own_tenant`: the tenant of the caller's key. It differs from `tenant_id` while an operator acts in another tenant.
-    None: the same as `tenant_id`.
-    `person_id`: a person who signed in by OpenID Connect, without a key; then `client_id` is the person's login.
+    `quota_key`: the name of the counter of the caller's rates and quotas. An API key that replaces a rotated key has
+    the same counter. `own_tenant`: the tenant of the caller's API key. It differs from `tenant_id` while an operator
+    acts in another tenant; otherwise it is None. `person_id`: the id of a person who signed in by OpenID Connect,
+    without an API key. Then `client_id` is the person's login.
     """
 
     tenant_id: str
@@ -61,7 +61,7 @@ class Caller:
 
 
 def _invalid_key() -> Unauthenticated:
-    # The same answer for an unknown, wrong, revoked or expired key, so that a stranger learns nothing about the key.
+    # An unknown, wrong, revoked or expired key gets the same answer, so that a stranger learns nothing about the key.
     return Unauthenticated("invalid_api_key", "The API key is not valid.")
 
 
@@ -69,8 +69,9 @@ class Keyring:
     """Finds callers, and keeps the rows of their keys for `cache_seconds`. So a key that was revoked or has expired may
     work in this process for up to `cache_seconds` longer.
 
-    `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider are
-    refused. `cells`: None if the installation is not one of several cells (installations that share the tenants).
+    `roles`: role -> its scopes. `issuer`: the OpenID provider. Sessions that people began at another provider are
+    refused. `cells`: None if the installation stands alone. Several installations among which the tenants are divided
+    are called cells.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Keyring:
         if stored_key is None:
             stored_key = await self._read_key(presented_key.prefix, presented_key)
         elif not matches(presented_key, stored_key):
-            self._refuse_elsewhere(None, presented_key)  # wrong secret here, but the key may belong to another cell
+            self._refuse_elsewhere(None, presented_key)  # wrong secret, but the key may be of another cell
             raise _invalid_key()
         else:  # the tenant may have moved to another cell since the row was read
             self._refuse_elsewhere(stored_key.tenant_id, presented_key)
@@ -143,8 +144,8 @@ class Keyring:
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def _refuse_elsewhere(self, tenant_id: str | None, presented_key: PresentedKey | None = None) -> None:
-        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: no row in this cell fits the key,
-        so the cell that `presented_key` names decides.
+        """Raises WrongCell if the tenant belongs to another cell. If no row in this cell fits the key, `tenant_id` is
+        None, and the cell that `presented_key` names decides.
         """
         if self._cells is not None:
             self._cells.refuse_elsewhere(tenant_id, None if presented_key is None else presented_key.cell)
@@ -161,8 +162,9 @@ class Keyring:
         return stored_key if monotonic() < valid_until else None
 
     async def _read_key(self, prefix: str, presented_key: PresentedKey | None) -> StoredKey:
-        """Read the key's row, and check the secret of `presented_key`. If the key belongs to a session, `presented_key`
-        is None, and there is no secret to check. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN.
+        """Read the key's row, and check the secret of `presented_key`. For a session that began with the key,
+        `presented_key` is None, and there is no secret to check. Raises Unauthenticated, WrongCell, or one of
+        TRY_AGAIN.
         """
         started_at = monotonic()
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:

@@ -15,7 +15,8 @@ REQUESTS = histogram(
     ["route", "method", "code", "waited"],
     buckets=QUICK,
 )
-# An alert needs it at 0 from the start: the histogram of a route has a code only from its first answer on.
+# An alert needs this counter to exist, with the value 0, from the start. The histogram above has a series for a status
+# code only after the first answer with this code.
 SERVER_ERRORS = counter(
     "http_server_errors_total", "Requests that ended in a 5xx, without /livez, /readyz and /metrics"
 )

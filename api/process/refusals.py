@@ -25,7 +25,7 @@ _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
 _Group: TypeAlias = tuple[str, Actor]
-#: The name of the actor of a chain's refusals beyond the bound on groups. They are counted together, by code.
+#: The actor's name in the rows that count the refusals beyond a chain's bound on groups, one row for each code.
 _OTHERS = "others"
 
 
@@ -39,15 +39,15 @@ class _FirstRefusal:
 
 
 class Refusals:
-    """Counts refusals, and writes them. `at_most`: the number of groups of one audit chain in one write; refusals of
-    the chain's further groups are counted together, by code. So unknown callers and other tenants take no row from a
-    tenant. A process that is killed loses the refusals of its last ten seconds.
+    """Counts refusals, and writes them. `at_most`: the most groups of one audit chain in one write. Refusals of the
+    chain's further groups are counted together, by code. Each chain has its own bound, so unknown callers and other
+    tenants take no row from a tenant. A process that is killed loses the refusals of its last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
         self._pool = pool
         self._at_most = at_most
-        self._counts: dict[str, Counter[_Group]] = {}  # by the chain
+        self._counts: dict[str, Counter[_Group]] = {}  # audit chain -> group -> number of refusals
         self._firsts: dict[_Group, _FirstRefusal] = {}
         self._periodic_flush = Periodic("refusals", self._flush, every=_FLUSH_SECONDS)
         self._task: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""Lends connections to PostgreSQL's standby. A request gets them if its answer may be some seconds old
+"""Lends connections to PostgreSQL's standby to requests whose answer may be some seconds old
 (http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the
@@ -27,13 +27,13 @@ class Reading:
         self._replica, self._turns = replica, turns
         self._deadline = Deadline(seconds)
         self._as_of: float | None = None  # the time of the oldest state that was read, by the clock `monotonic`
-        #: Whether a connection to the standby has failed, or a read from it. An error of the primary, for example of a
-        #: charge, does not count.
+        #: Whether a connection to the standby, or a read from it, has failed. An error of the primary does not count,
+        #: for example while it charges the request.
         self.has_failed = False
 
     @property
     def lag(self) -> float | None:
-        """The greatest possible age of a row in the answer, in seconds. None: the request has read nothing."""
+        """The greatest possible age of a row in the answer, in seconds. None if the request has read nothing."""
         return None if self._as_of is None else monotonic() - self._as_of
 
     @property
@@ -48,7 +48,9 @@ class Reading:
         return self._deadline.waiting()
 
     def without_limit(self) -> Reading:
-        """Another reading from the same standby, whose time does not count. For what several requests share."""
+        """Another `Reading` of the same standby, whose time does not count. Use it for a read whose result several
+        requests use.
+        """
         reading = Reading(self._replica, self._turns, 0.0)
         reading._deadline.lift()
         return reading
@@ -56,10 +58,10 @@ class Reading:
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
-        of TRY_AGAIN (runtime/transient.py): the primary then answers the request.
+        of TRY_AGAIN (runtime/transient.py). After these errors the primary answers the request.
 
-        The time counts for two deadlines: that of the request, and that of the `Reading`. The second is shorter, so
-        that time is left for the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
+        The time counts for two deadlines, the request's and the `Reading`'s. The deadline of the `Reading` is shorter,
+        so that time is left for the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
         """
         try:
             async with self._lend(tenant_id) as connection:
@@ -77,7 +79,7 @@ class Reading:
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
-            # Do not catch a TimeoutError here: it is one of TRY_AGAIN, and means that the standby is slow or down.
+            # Do not catch a TimeoutError here. It is one of TRY_AGAIN, and means that the standby is slow or down.
             async with request_deadline.waiting(), reading_deadline.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
             await stack.enter_async_context(request_deadline.using(connection))
@@ -108,8 +110,8 @@ def on_primary() -> Iterator[None]:
 
 @contextmanager
 def reading_as(reading: Reading | None) -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, `reading` is the reading of the current request. None: it
-    reads from the primary.
+    """Inside the block, and in tasks that the block starts, `reading` is the reading of the current request. If it is
+    None, the request reads from the primary.
     """
     token = _reading.set(reading)
     try:
@@ -119,12 +121,12 @@ def reading_as(reading: Reading | None) -> Iterator[None]:
 
 
 def current() -> Reading | None:
-    """The reading of the current request. None: the request reads from the primary."""
+    """The reading of the current request, or None if the request reads from the primary."""
     return _reading.get()
 
 
 def current_lag() -> float | None:
-    """The greatest possible age of the current request's answer, in seconds. None: the answer is from the primary."""
+    """The greatest possible age of the current request's answer, in seconds. None if the answer is from the primary."""
     reading = current()
     return None if reading is None else reading.lag
 

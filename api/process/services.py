@@ -1,7 +1,7 @@
 """The parts that all endpoints share. A process opens them once, in order, and closes them in the opposite order.
 
-They open even if PostgreSQL, the broker or the store is down: the API must answer /livez then, and a submission needs
-no broker.
+They open even if PostgreSQL, the broker or the store is down, because the API must answer /livez then, and a submission
+needs no broker.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
-#: How many URLs are checked at once, of all tenants and of one. A check waits up to half a minute for a silent name
-#: server. The process resolves at most 32 names at once (security/egress.py), so eight stay free for the OpenID
-#: provider.
+#: How many URLs are checked at once, of all tenants together and of one tenant. A check waits up to half a minute for a
+#: silent name server. The process resolves at most 32 names at once (security/egress.py), so eight stay free for the
+#: OpenID provider.
 _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 
@@ -78,7 +78,7 @@ class Services:
     bodies: Bodies
     tenant_requests: TenantRequests  # bounds how many requests of one tenant are under way at once
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
-    url_checks: Turnstile  # bounds how many URLs of webhooks are checked at once: a check waits for a name server
+    url_checks: Turnstile  # bounds how many URLs of webhooks are checked at once
     watch: JobWatch  # long polls wait here for events of jobs
     queues: QueueWatch  # long polls wait here for work in queues
     log_watch: LogWatch  # long polls wait here for log lines
@@ -90,9 +90,9 @@ class Services:
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
     actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
-    openid: OpenId | None  # None: people sign in only with API keys
-    replica_reads: ReplicaReads | None  # None: all requests read from the primary
-    other_cells: OtherCells | None  # None: no other installations (cells) share the tenants
+    openid: OpenId | None  # None if people sign in only with API keys
+    replica_reads: ReplicaReads | None  # None if all requests read from the primary
+    other_cells: OtherCells | None  # the installations that serve other tenants; None if this installation serves all
     draining: bool = False
 
     def drain(self) -> None:
@@ -125,10 +125,11 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             stack.push_async_callback(cancel_and_wait, replica_task)
         exporter = stack.enter_context(
             # `questions_of`: the queries for the metrics of each kind of work. `records_up`: the exporter records
-            # whether the database is up. Otherwise only calls of /readyz would record it.
+            # whether the database is up. Without this option, only calls of /readyz would record it.
             exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
         )
-        # A worker resigns when it deletes its row. This process has no row by which others could see that it has ended.
+        # A worker resigns when it deletes its row. This process has no row that shows others when it has ended, so it
+        # resigns here.
         stack.push_async_callback(exporter.resign)
         exporter_task = asyncio.create_task(exporter.run())
         stack.push_async_callback(cancel_and_wait, exporter_task)

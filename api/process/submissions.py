@@ -21,7 +21,7 @@ from leasehold.transitions.runs import NewRun
 
 class Submissions:
     """Writes the runs of all requests. If a write is refused or fails, its request gets the error. `Submissions` tries
-    only once: the client may repeat the request.
+    only once, because the client may repeat the request.
     """
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
@@ -34,8 +34,8 @@ class Submissions:
         )
 
     async def create(self, new_run: NewRun) -> bool:
-        """Write the run as pending, commit, and publish its hint (the message that tells workers of it). False: a
-        concurrency limit applies to the run, and nothing is written.
+        """Write the run as pending, commit, and publish its hint (the message that tells workers of it). Returns False,
+        and writes nothing, if a concurrency limit applies to the run.
 
         Raises Invalid, or one of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
         """

@@ -1,4 +1,4 @@
-"""Lends connections to requests. One connection stays free for other tenants, even if one tenant holds all the rest.
+"""Lends connections to requests. A tenant can hold all connections except one, which stays free for other tenants.
 Tenants that wait get connections in turn. The module also bounds bulk writes.
 """
 
@@ -19,12 +19,12 @@ from leasehold.telemetry.outages import DATABASE
 
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
-#: A bulk write of many jobs goes on after a job that PostgreSQL does not write in time, because it may be the only one
-#: that is locked. After this many seconds since its begin it tries no further job, however the jobs before ended:
-#: PostgreSQL may be away or slow, and the press on the console's button must be answered while its reservation counts
-#: (`IN_FLIGHT` of db/idempotency.py).
+#: Seconds after which a bulk write of many jobs tries no further job. Until then, it goes on after a job that
+#: PostgreSQL does not write in time, because this job may be the only locked one. It must end because PostgreSQL may be
+#: down or slow: the press on the console's button must be answered while its reservation counts (`IN_FLIGHT` of
+#: db/idempotency.py).
 BULK_SECONDS = 30.0
-#: Why a bulk write has not tried a job: BULK_SECONDS were over.
+#: The reason that a client sees for a job that a bulk write has not tried because BULK_SECONDS were over.
 NOT_TRIED = "The jobs before took too long, so nothing was tried."
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
@@ -42,7 +42,7 @@ def current_tenant() -> str:
 
 class TenantPool:
     """Lends the connections of `pool` to requests. `size`: how many connections the pool has. `patience`: the seconds
-    for which a request waits for one.
+    for which a request waits for a connection.
     """
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
@@ -58,7 +58,7 @@ class TenantPool:
     async def acquire(self) -> AsyncIterator[Connection]:
         """Lend a connection for the block, until the request's deadline. If the request reads from the standby
         (replica_reads.py), it is a connection to the standby. Raises Unavailable `busy` if no connection becomes free
-        within `patience` seconds, or one of TRY_AGAIN (runtime/transient.py): PostgreSQL does not answer now.
+        within `patience` seconds, or one of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer now.
         """
         reading = replica_reads.current()
         lending = deadline.acquired_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())
@@ -87,7 +87,8 @@ class BulkWrites:
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Hold a turn for one bulk write. The request has no deadline from now on: each statement keeps its own limit.
+        """Hold a turn for one bulk write. The request has no deadline from now on, but each statement keeps its own
+        limit.
 
         Raises TooMany `bulk_writes_waiting` immediately if too many bulk writes of the tenant wait already, and after
         `bulk_writes_wait_seconds` if no turn became free.
@@ -116,8 +117,8 @@ class NotInTime(Unavailable):
 
 @contextmanager
 def in_time(part: str) -> Iterator[None]:
-    """Around the write of one job of a bulk write: raises NotInTime in place of TRY_AGAIN. `part`: the part of the API
-    that the log of an outage names.
+    """Use this around the write of one job of a bulk write. It raises NotInTime in place of TRY_AGAIN. `part`: the part
+    of the API that the log of an outage names.
     """
     try:
         yield

@@ -1,5 +1,5 @@
 """Bounds how many requests of one tenant an API process answers at once, long polls and streams included. Each request
-holds a connection: without this bound, one tenant could hold all connections of the process.
+holds a client's connection, so without this bound one tenant could hold all connections of the process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: A tenant leaves one connection in this many free for other tenants, and always at least one.
+#: A tenant leaves one of this many connections free for other tenants, and always at least one connection.
 _ONE_FREE_OF = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0
@@ -27,10 +27,11 @@ class TenantRequests:
         self._under_way: Counter[str] = Counter()
 
     def begin(self, state: dict[str, Any], tenant_id: str) -> None:
-        """Count a request of the tenant until `end` is called with its state. A request is counted once.
+        """Count a request of the tenant until `end` is called with its state. A second call for the same request does
+        nothing.
 
         Raises Unavailable `busy` if too many requests of the tenant are under way. The API closes the connection after
-        this answer: otherwise the request would hold the connection until its body has arrived.
+        this answer. Otherwise the request would hold the connection until its body has arrived.
         """
         if _END in state:
             return

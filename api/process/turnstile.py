@@ -46,8 +46,8 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        # If there is room for this request, admit it before all waiting requests. None of them can use the room:
-        # `_serve` has admitted all that fit.
+        # If there is room for this request, admit it before all waiting requests. No waiting request can use the room,
+        # because `_serve` has admitted all that fit.
         if self._has_room(tenant_id):
             self._inside[tenant_id] += 1
             return
@@ -72,7 +72,7 @@ class Turnstile:
 
     def _serve(self) -> None:
         """Admit waiting requests while there is room. Each place goes to the first tenant in line that is below its own
-        bound: the tenant's oldest request is admitted, and the tenant goes to the end of the line.
+        bound. The tenant's oldest request is admitted, and the tenant goes to the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

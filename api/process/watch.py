@@ -1,9 +1,10 @@
-"""Long polls: requests wait here until a job changes, a job has new log lines or chunks of its stream, or a queue has
-work. For each of these four the process has a watch (JobWatch, LogWatch, StreamWatch, QueueWatch).
+"""Long polls. A request waits here for one of four changes: a job has a new event, new log lines or new chunks of its
+stream, or a queue has work. For each of these four the process has a watch (JobWatch, LogWatch, StreamWatch,
+QueueWatch).
 
 One query every INTERVAL serves all requests of the process that wait at the same watch. It reads at most _MAX_KEYS jobs
-or queues. If requests wait for more, the queries take turns. At queues the tenants take turns, too: a tenant that waits
-for very many queues (up to 50 a request) only makes its own waits longer.
+or queues. If requests wait for more of them, each query reads those that were read longest ago. For queues, the tenants
+take turns, too. So a tenant that waits for very many queues (up to 50 in a request) only makes its own waits longer.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from leasehold.telemetry.outages import DATABASE
 
 #: Seconds between two queries while any request waits.
 INTERVAL = 0.15
-#: The loop spends at most this share of its time in queries, so that a slow database gets fewer queries.
+#: The loop spends at most this fraction of its time in queries, so that a slow database gets fewer queries.
 _QUERY_SHARE = 0.2
 #: The most keys of one query.
 _MAX_KEYS = 1000
-#: The id of a job, or the name of a queue.
+#: What a request waits for: the id of a job, or the name of a queue.
 _Key = TypeVar("_Key", UUID, str)
 
 
@@ -43,10 +44,11 @@ class _Watch(ABC, Generic[_Key]):
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._waiters: defaultdict[_Key, dict[asyncio.Future[bool], int]] = defaultdict(dict)
-        #: The keys of `_waiters`, by owner. The owners and keys that the queries have read last are the last ones.
+        #: The keys of `_waiters`, by owner. Owners and keys stand in the order in which they were read, the latest at
+        #: the end.
         self._keys: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
         self._query_task: asyncio.Task[None] | None = None
-        self._released = False  # by `release_all`
+        self._released = False  # set by `release_all`: no request waits any more
 
     @abstractmethod
     async def _read_numbers(self, keys: Sequence[_Key]) -> Mapping[_Key, int]:
@@ -55,11 +57,11 @@ class _Watch(ABC, Generic[_Key]):
     @abstractmethod
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         """The waiters of a key that can go on. `waiters`: in the order of arrival, with their marks. `number`: the
-        key's number; None: the key does not exist any more.
+        key's number, or None if the key does not exist any more.
         """
 
     def _owner_of(self, key: _Key) -> str:  # noqa: ARG002 - for subclasses
-        """Whose key it is. The owners take turns if one query cannot read all keys."""
+        """The owner of the key. The owners take turns if one query cannot read all keys."""
         return ""
 
     @property
@@ -68,11 +70,11 @@ class _Watch(ABC, Generic[_Key]):
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """Wait until one of the keys changes. True: `_ready` has chosen this request. False: `seconds` are over, or the
-        process is about to stop.
+        """Wait until one of the keys changes. Returns True if `_ready` has chosen this request. Returns False if
+        `seconds` are over, or if the process is about to stop.
 
-        During an outage of the database the wait goes on. After the wait, the request's own next query raises the
-        error.
+        During an outage of the database the wait goes on, and raises no error. The request's own next query, after the
+        wait, raises it.
         """
         if self._released or seconds <= 0:
             return False
@@ -91,7 +93,7 @@ class _Watch(ABC, Generic[_Key]):
             self._forget(keys, waiter)
 
     def release_all(self) -> None:
-        """End every wait immediately, also those that begin later: the process is about to stop."""
+        """End every wait immediately, also waits that begin later, because the process is about to stop."""
         self._released = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -114,7 +116,9 @@ class _Watch(ABC, Generic[_Key]):
                     del self._keys[owner]
 
     def _next_keys(self) -> list[_Key]:
-        """The keys of the next query: one of each owner in turn, those first that were read longest ago."""
+        """The keys of the next query, at most _MAX_KEYS. Takes one key of each owner in turn, and first the owners and
+        keys that were read longest ago.
+        """
         turns = deque((owner, iter(keys)) for owner, keys in self._keys.items())
         chosen: list[tuple[str, _Key]] = []
         while turns and len(chosen) < _MAX_KEYS:
@@ -132,7 +136,7 @@ class _Watch(ABC, Generic[_Key]):
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
             started_at, pause = monotonic(), self._interval
-            keys = self._next_keys()  # keys that are added during the query get no number from it
+            keys = self._next_keys()  # a key that is added during the query waits for the next query
             try:
                 numbers = await self._read_numbers(keys)
             except TRY_AGAIN as error:
@@ -154,7 +158,7 @@ class JobWatch(_Watch[UUID]):
         self._pool = pool
 
     async def changed(self, job_id: UUID, after: int, seconds: float) -> bool:
-        """Wait until the job has an event with a number above `after`, or is deleted. False: as in `_wait`."""
+        """Wait until the job has an event with a number above `after`, or is deleted. Returns False as `_wait` does."""
         return await self._wait([job_id], after, seconds)
 
     async def _read_numbers(self, keys: Sequence[UUID]) -> Mapping[UUID, int]:
@@ -190,11 +194,11 @@ class QueueWatch(_Watch[str]):
         self._pool = pool
 
     def _owner_of(self, key: str) -> str:
-        return key.rpartition(":")[0]  # `ext:TENANT`, of `ext:TENANT:NAME`
+        return key.rpartition(":")[0]  # the name of a queue is `ext:TENANT:NAME`, and its owner is `ext:TENANT`
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
         """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than waiting
-        requests, only the requests that have waited longest go on. False: as in `_wait`.
+        requests, only the requests that have waited longest go on. Returns False as `_wait` does.
 
         Another worker may claim the task first. Then the caller claims nothing, and waits again.
         """

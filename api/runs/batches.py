@@ -57,14 +57,16 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    # How many runs `work` has written, and their hints and concurrency limits. Empty: `work` has written no run.
+    # The number of runs that `work` has written, and what must be done after the commit (their hints and concurrency
+    # limits). The list stays empty if `work` has written no run.
     written_runs: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
-    # Refuse a request over a limit before the expensive check of its payloads. {}: the queues are not known yet.
+    # Refuse a request over a limit before the expensive check of its payloads. No depth of a queue is checked here,
+    # because the queues are not known yet.
     try:
         await refuse_early(services, caller, {}, idempotency_key)
     except TooMany:
-        if not await _creates_nothing(services, caller, body):  # only a refusal costs this further query
+        if not await _creates_nothing(services, caller, body):  # this query runs only after a refusal
             raise
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
 
@@ -114,8 +116,8 @@ async def _creates_nothing(services: Services, caller: Caller, body: BatchReques
 async def _split_by_existing(
     connection: Connection, new_runs: Sequence[NewRun]
 ) -> tuple[dict[str, UUID], list[NewRun]]:
-    """Look up the dedupe keys. Returns key -> id of the unfinished runs that already have one of the keys, and the runs
-    among `new_runs` that must be written.
+    """Look up the dedupe keys. Returns two things: for each key that an unfinished run has already, key -> id of that
+    run; and the runs among `new_runs` that must be written.
 
     If several new runs have the same key, only the first of them must be written.
     """
@@ -126,8 +128,8 @@ async def _split_by_existing(
         connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
     )
     existing_ids = {key: UUID(str(row["id"])) for key, row in rows.items()}
-    # A dictionary keeps the last value of a key. Because of `reversed`, this is the first run of the request with the
-    # key.
+    # A dictionary keeps the last value that is given for a key. Because of `reversed`, that is the first run of the
+    # request with this key.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.
@@ -137,8 +139,8 @@ async def _split_by_existing(
 async def _check_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """Check the payloads, and build the runs. Returns (and does not raise) the error that refuses the batch, because a
-    repeated request gets its first answer even if the template has changed since.
+    """Check the payloads, and build the runs. If the batch is refused, returns the error and does not raise it. The
+    reason: a repeated request must get its first answer, even if the template has changed since then.
     """
     try:
         async with services.pool.acquire() as connection:

@@ -43,11 +43,11 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
         return Answer(HTTPStatus.OK, encoded({"created_at": row["created_at"]}))
 
     request_hash = fingerprint(b"POST /v1/callbacks/secret")
-    # One connection writes and reads: after a failover, another may still lead to the old primary, which does not have
-    # the new secret.
+    # One connection writes and reads. After a failover, another connection may still lead to the old primary, which
+    # does not have the new secret.
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the client must get the secret of what is committed
-        # The secret is read from the row, because a stored answer has no secret.
+        deadline.current().lift()  # the new secret is committed, so the client must get it
+        # Read the secret from the row, because a stored answer has no secret.
         newest_secret = sealing.open((await callbacks.find(connection, caller.tenant_id))["secrets"][0])
     return json_response(orjson.loads(answer.body) | {"secret": secret_text(newest_secret)}, answer.status_code)

@@ -51,7 +51,7 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
     200: {"model": RunAccepted, "description": "An unfinished run already has the `dedupe` key: the answer names it."}
 }
-#: How often a request is tried while other requests start and end runs with the same dedupe keys.
+#: How often the API tries to write a request's runs while other requests start and end runs with the same dedupe keys.
 _DUPLICATE_TRIES = 5
 
 
@@ -84,29 +84,29 @@ async def create_run(
             existing_run = await _existing_run(connection, caller.tenant_id, body)
         if existing_run is not None:  # answer before the payload is checked and the submission is charged
             return accepted_response(existing_run)
-    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and the settings limit neither rates nor
-    # the depths of queues. Then there is nothing else to charge or to check.
+    # `is_reserved` is True if the run has its place among the tenant's unfinished jobs, and the settings limit neither
+    # rates nor the depths of queues. Then there is nothing else to charge or to check.
     try:
         is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
         if not is_reserved:
-            # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet:
-            # the template names them, and is read later.
+            # Refuse a request over a limit before the expensive check of its payload. The queues are not checked yet,
+            # because the template, which names them, is read later.
             queued_tasks: dict[str, int] = {}
             await refuse_early(services, caller, queued_tasks)
     except TooMany:
-        # Only a refusal costs this further query.
+        # This query runs only after a refusal.
         if idempotency_key is None or not await _creates_nothing(services, caller, body, idempotency_key):
             raise
         is_reserved = False
     new_run = await _check_run(services, caller, body, identity_of(request).trace)
-    if is_reserved and idempotency_key is None:  # the run may be written together with others
+    if is_reserved and idempotency_key is None:  # the run may be written together with the runs of other requests
         if isinstance(new_run, RequestError):
             raise new_run
         if (
             new_run.dedupe_key is None
-            and body.delay_seconds is None  # `_create_alone` reads the database's clock for it
+            and body.delay_seconds is None  # a delay needs the database's clock, which `_create_alone` reads
             and new_run.template_version.independent  # its runs neither exclude nor replace each other
-            and await services.submissions.create(new_run)  # False: a concurrency limit applies, nothing is written
+            and await services.submissions.create(new_run)  # else a concurrency limit applies
         ):
             SUBMITTED.labels(new_run.template_version.template.type).inc()
             _name_in_log(new_run)
@@ -164,8 +164,8 @@ async def _with_delay(connection: Connection, new_run: NewRun, delay_seconds: fl
 
 
 async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call `create`, and call it again if it raises Duplicate: then another request has just started a run with the
-    same dedupe key. The next try finds this run, or finds that it has ended.
+    """Call `create`, and call it again if it raises Duplicate. Duplicate means that another request has just started a
+    run with the same dedupe key. The next try finds this run, or finds that it has ended.
 
     Raises Duplicate after the last try, and every other error of `create` immediately.
     """
@@ -176,8 +176,8 @@ async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest) -> Answer | None:
-    """The answer that names the unfinished run with the request's dedupe key. None: the request has no key, or there is
-    no such run.
+    """The answer that names the unfinished run with the request's dedupe key, or None if the request has no key or
+    there is no such run.
     """
     if body.dedupe is None:
         return None
@@ -192,9 +192,9 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
 async def _check_run(
     services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
 ) -> NewRun | RequestError:
-    """Check the payload, and build the run. Returns (and does not raise) the error that refuses the run, because a
-    repeated request gets its first answer even if the template has changed since. The caller raises the error if the
-    request is not a repetition.
+    """Check the payload, and build the run. If the run is refused, returns the error and does not raise it. The reason:
+    a repeated request must get its first answer, even if the template has changed since then. If the request is not a
+    repetition, the caller raises the error.
 
     No connection is held while the payload is checked, because the check may wait for other payloads of the tenant.
     """
@@ -233,7 +233,7 @@ async def _find_template_version(services: Services, caller: Caller, body: RunRe
 
 
 def accepted_body(new_run: NewRun, status: str) -> bytes:
-    """A RunAccepted, as JSON. `status`: of the run as it was committed."""
+    """A RunAccepted, as JSON. `status`: the state in which the run was committed."""
     template = new_run.template_version.template
     return encoded({"id": new_run.id, "status": status, "template": template.type, "version": template.version})
 

@@ -1,7 +1,7 @@
 """/v1/external: workers in any language claim tasks over HTTP, and settle them (report how an attempt ended).
 
-A worker names its lease by its own id and the task's epoch. A call with another epoch changes nothing: the answer is
-409 `lease_lost`.
+A worker names its lease by its own id and the task's epoch. A call with another epoch changes nothing, and its answer
+is 409 `lease_lost`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: The UUID namespace for the owners of leases. An owner is computed from the tenant and the worker's id, so two tenants
 #: may use the same worker id.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: Has no effect: `LeaseTerms` has this field, but `claim_due` does not read it. LEASEHOLD_MAX_LOSSES bounds how many
-#: attempts of a task may be lost before the sweeper (a maintenance loop of the workers) fails the task.
+#: This number has no effect: `LeaseTerms` has this field, but `claim_due` does not read it. LEASEHOLD_MAX_LOSSES bounds
+#: how many attempts of a task may be lost before the sweeper (a maintenance loop of the workers) fails the task.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -68,7 +68,7 @@ class ClaimRequest(_WorkerRequest):
     lease_seconds: Number = Field(60, ge=5, le=3600, description="Seconds until it expires, unless renewed.")
 
 
-# A request about a task that the worker holds. The worker's id and the epoch name its lease.
+# A request about a task that the worker holds. The worker's id and the task's epoch name the lease.
 class Held(_WorkerRequest):
     epoch: Integer = Field(ge=1, le=MAX_INTEGER)
 
@@ -136,15 +136,15 @@ def lease_of(caller: Caller, task_id: UUID, body: Held) -> Lease:
 )
 async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Response:
     services = services_of(request)
-    # `margin` has no effect here: only the platform's own workers stop trusting a lease before it expires.
+    # `margin` has no effect here, because only the platform's own workers stop trusting a lease before it expires.
     terms = LeaseTerms(
         _owner_of_lease(caller, body.worker_id), ttl=body.lease_seconds, margin=0.0, max_losses=_MAX_LOSSES
     )
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
     claimed_tasks, needed_steps = await _claim_tasks(services, terms, queues, body.limit)
-    # `runnable` waits for a due task. Another worker may claim that task first: then this loop waits again. The loop
-    # ends without tasks if the client disconnects, or when `wait` is over.
+    # `runnable` waits for a due task. If another worker claims that task first, this loop waits again. The loop ends
+    # without tasks if the client disconnects, or when `wait` is over.
     while not claimed_tasks and (seconds := deadline - monotonic()) > 0:
         if not await while_present(request, services.queues.runnable(queues, seconds)):
             break
@@ -165,8 +165,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
 async def _claim_tasks(
     services: Services, terms: LeaseTerms, queues: Sequence[str], limit: int
 ) -> tuple[list[Claimed], dict[UUID, list[Any]]]:
-    """Claim due tasks. Returns them, and for each task id the steps that the task needs. Both statements run in one
-    transaction: if the second fails, PostgreSQL rolls back the claim.
+    """Claim due tasks. Returns the claimed tasks, and for each task's id the rows of the earlier steps that the task
+    needs. Both statements run in one transaction, so if the second fails, PostgreSQL rolls back the claim.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
@@ -176,8 +176,9 @@ async def _claim_tasks(
 
 
 async def _sign_files(services: Services, needed_steps: Mapping[UUID, Sequence[Any]]) -> dict[str, str]:
-    """Sign a URL for each file of these steps, once if several tasks need the file. Returns the file's key -> its URL.
-    A signature takes a tenth of a millisecond, so `paced` lets other requests run in between.
+    """Sign one URL for each file of these steps, even if several tasks need the file. Returns the file's key in the
+    store -> its URL. A signature takes a tenth of a millisecond, so `paced` lets other requests run between two
+    signatures.
     """
     seconds = services.settings.download_url_seconds
     keys = {file["key"] for steps in needed_steps.values() for row in steps for file in row["files"] or ()}
@@ -232,12 +233,12 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
 
 @asynccontextmanager
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
-    """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
-    Raises Conflict `lease_lost` if the task is not the tenant's.
+    """Open the transaction for a worker's report about its step. Yields True if the step is within its time limit.
+    Raises Conflict `lease_lost` if the task does not belong to the tenant.
 
-    False: the worker held the lease, but the step was past its limit, so this function has ended the attempt. The
-    caller must then write nothing, and must raise no error inside the block: an error would roll back the end of the
-    attempt.
+    Yields False if the step is past its limit. This function has then ended the attempt, although the worker held the
+    lease. The caller must then write nothing. It must also raise no error inside the block, because an error would roll
+    back the end of the attempt.
     """
     timed_out: Settled | None = None
     async with connection.transaction():
@@ -316,7 +317,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lease_lost()
-        if task_id not in outcome.states:  # the report repeats an earlier one
+        if task_id not in outcome.states:  # the worker has sent this report before
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
@@ -337,9 +338,9 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """Acknowledge the cancel if the run is being cancelled. `outcome`: what `fail` or `release` returned. Its verdict
-    LOST means that the lease is lost, or that the run is being cancelled. If the acknowledgement is LOST, too, the
-    lease is lost: raises Conflict `lease_lost`.
+    """If the run is being cancelled, acknowledge the cancel. `outcome`: what `fail` or `release` returned. If its
+    verdict is LOST, the lease is lost, or the run is being cancelled. This function then tries to acknowledge the
+    cancel. If the acknowledgement is LOST, too, the lease is lost, and the function raises Conflict `lease_lost`.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
@@ -349,7 +350,9 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
 
 
 def _settled_response(services: Services, outcome: Settled, task_id: UUID) -> Response:
-    """Count the jobs that have ended, publish the hints of due tasks, and answer the task's new status."""
+    """Count the jobs that have ended, publish the hints of due tasks, and build the response with the task's new
+    status.
+    """
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states[task_id]})

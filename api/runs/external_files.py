@@ -77,7 +77,7 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
     settings = services.settings
     lease = lease_of(caller, task_id, body)
     files = [AnnouncedFile(file.name, file.size, file.content_type) for file in body.files]
-    object_keys: list[str] | None = None  # stays None if the lease is lost, or the step is past its time limit
+    object_keys: list[str] | None = None  # stays None if the lease is lost, or if the step is past its time limit
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             await services.admission.check_stored_bytes(connection, caller.tenant_id, sum(file.size for file in files))

@@ -24,8 +24,8 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: The most items of one request, and the most characters of one text. telemetry/attempt_logs.py has smaller bounds: the
-#: API cuts each text to them before it stores the text.
+#: The most items of one request, and the most characters of one text. telemetry/attempt_logs.py has smaller bounds. The
+#: API cuts each text to these smaller bounds before it stores the text.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
 _FIRST = (
     "The number of the first item among those of this attempt, from 1. If two requests have the same number, only the "
@@ -110,8 +110,8 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
 
 
 def _answer(stored_items: StoredItems | None) -> KeptItems:
-    """The answer. Raises Conflict `lease_lost` if `stored_items` is None: the lease has ended, or the step is past its
-    time limit.
+    """The answer. If `stored_items` is None, the step is past its time limit, or the lease has ended. Then raises
+    Conflict `lease_lost`.
     """
     if stored_items is None:
         raise lease_lost()

@@ -76,7 +76,8 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_run(services, caller, run_id)
     )
-    # The run that `work` has created, and its template. Empty if an earlier answer is repeated.
+    # The run that `work` has created, and the name of its template. The list stays empty if an earlier answer is
+    # repeated.
     created_runs: list[tuple[CreatedRun, str]] = []
     limit_headers: dict[str, str] = {}
 

@@ -113,8 +113,8 @@ async def get_run(
 
 
 async def find_run(services: Services, caller: Caller, run_id: UUID, after_step: UUID | None = None) -> Row:
-    """Read the run with a page of its steps, and its outputs. `after_step`: the last step of the page before; None: the
-    first page. Raises NotFound `run_not_found`, also for another tenant's run.
+    """Read the run with a page of its steps, and its outputs. `after_step`: the id of the last step of the previous
+    page, or None for the first page. Raises NotFound `run_not_found`, also for another tenant's run.
     """
     async with services.pool.acquire() as connection:
         row = await run_reads.find_run(connection, caller.tenant_id, run_id, after_step)
@@ -138,7 +138,7 @@ async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAcc
 
 
 def _existing_row(row: Row | None, run_id: UUID) -> Row:
-    """The row. Raises NotFound if there is none. Otherwise adds the run's id to the log context."""
+    """The row, after the run's id was added to the log context. Raises NotFound if there is no row."""
     if row is None:
         raise NotFound("run_not_found", "There is no such run.")
     structlog.contextvars.bind_contextvars(job_id=str(run_id))

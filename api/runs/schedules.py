@@ -1,7 +1,7 @@
 """/v1/schedules: a schedule starts runs by a cron expression. A tick is one time at which it fires. A client may also
 start a run immediately, or the runs of past ticks (backfill).
 
-These endpoints only write the schedules: the workers fire them (leasehold/schedules).
+These endpoints only write the schedules. The workers fire them (leasehold/schedules).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 #: The audit does not record the values of these members, because they may be long or contain a secret.
 _UNRECORDED = ("payload_template", "callback_url")
-#: A change may set these members to null. Then the schedule no longer has them.
+#: The members that a change may set to null. The schedule then no longer has them.
 _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of each field: a client may leave a field out, but may not send null. Exception:
-    `version` and the fields of _NULLABLE may be null.
+    """Remove null from the schema of each field, because a client may leave a field out, but may not send null.
+    Exception: `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
@@ -119,7 +119,9 @@ class Backfill(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    """The schedule as JSON, with only the host of the callback's URL: the rest of the URL may contain a secret."""
+    """The schedule as JSON. It has only the host of the callback's URL, because the rest of the URL may contain a
+    secret.
+    """
     hidden_columns = ("tenant_id", "buffered_at", "now", "callback_url")
     shown_values = {name: value for name, value in row.items() if name not in hidden_columns}
     url = row["callback_url"]
@@ -131,8 +133,8 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def _next_runs(row: Row) -> list[datetime]:
-    """The next ticks. Empty if the schedule is disabled, or if its cron expression is no longer valid. For an invalid
-    expression, a worker writes the reason to `last_error`.
+    """The next ticks. The list is empty if the schedule is disabled, or if its cron expression is no longer valid. For
+    an invalid expression, a worker writes the reason to `last_error`.
     """
     if row["next_run_at"] is None:
         return []
@@ -193,11 +195,11 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # the stored answer has just expired, and nobody has checked the payload
+        if is_repeat:  # the stored answer has expired since, and the payload is not checked
             raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
-        # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
-        # transaction: `check_room` has taken a lock that `delete_template` also takes.
+        # Read the version again, because it may have been deleted since the check. From here on, a deletion waits for
+        # this transaction, because `check_room` has taken a lock that `delete_template` also takes.
         await services.templates.find(connection, caller.tenant_id, body.template, body.version)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
@@ -225,8 +227,8 @@ async def create_schedule(
 
 
 async def _prepare(services: Services, row: Row) -> schedules.Prepared:
-    """Read the template and check the payload. Returns the template and the parameters of the schedule's runs, or the
-    error that refuses the runs. Raises TooMany or Unavailable if the payload cannot be checked now.
+    """Read the template and check the payload. Returns the template version and the parameters of the schedule's runs,
+    or the error that refuses the runs. Raises TooMany or Unavailable if the payload cannot be checked now.
 
     Holds no connection while the payload is checked.
     """
@@ -245,7 +247,7 @@ async def _prepare(services: Services, row: Row) -> schedules.Prepared:
 
 
 async def _next_tick(connection: Connection, expression: str, timezone: str) -> datetime | None:
-    """The first tick after now, by the database's clock. None: the expression has no further tick."""
+    """The first tick after now, by the database's clock. None if the expression has no further tick."""
     return cron.next_after(expression, timezone, await database_time(connection))
 
 
@@ -305,7 +307,7 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
     async with services.pool.acquire() as connection, connection.transaction():
         # A worker quarantines (sets aside) a schedule that it cannot fire. After a change, the worker may be able to
         # fire it, so end the quarantine. Lock the row of the quarantine first, and then the row of the schedule, as the
-        # worker does: another order could deadlock.
+        # worker does. Another order could deadlock.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
         recorded_values = {name: value for name, value in changes.items() if name not in _UNRECORDED}
@@ -318,9 +320,9 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     expression or time zone.
 
     A new value of `cron`, `timezone` or `enabled` moves the next tick. Any other change leaves the next tick as it is,
-    even if the tick is due already: clients may send the whole schedule each time. A buffered tick (`buffered_at`)
-    waits for the end of the run before. A change drops the buffered tick if the schedule is then disabled, or does not
-    have the policy `buffer_one`.
+    even if the tick is due already. The reason: clients may send the whole schedule each time. A buffered tick
+    (`buffered_at`) waits for the end of the schedule's previous run. A change drops the buffered tick if the schedule
+    is disabled after the change, or does not have the policy `buffer_one`.
     """
     row_before = await _find(connection, tenant_id, schedule_id, "FOR UPDATE")
     schedule = dict(row_before) | changes
@@ -388,13 +390,13 @@ async def run_now(
     created_runs: list[tuple[CreatedRun, str]] = []  # the new run and its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared is None:  # an answer was stored for the key, but has just expired
+        if prepared is None:  # the answer that was stored for the key has just expired
             raise key_has_expired()
         prepared_run, template = prepared
         # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         async with services.admission.submitting(connection, caller.payer, _queues_of(caller, prepared_run)) as charge:
-            # None: the run is for no tick.
+            # The run belongs to no tick, so `tick` is None.
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:  # the run was refused
                 await services.admission.refund(connection, caller.payer)
@@ -459,13 +461,13 @@ async def backfill(
         # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
-        # If `prepared_run` is an error, it refuses every tick. Then submit one tick: `submit_now` writes the reason to
-        # the schedule.
+        # If `prepared_run` is an error, it refuses every tick. Then submit only the last tick, so that `submit_now`
+        # writes the reason to the schedule.
         is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
-        # {}: do not check the depths of the queues before the write, because the number of runs is not known yet.
-        # `add_queues_of` makes `submitting` check them after the write.
+        # The empty dictionary means that `submitting` checks no depth of a queue before the write, because the number
+        # of runs is not known yet. `add_queues_of` makes `submitting` check the depths after the write.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             for tick in ticks_to_submit:
                 created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)
@@ -489,8 +491,8 @@ async def backfill(
 
 
 def _queues_of(caller: Caller, prepared_run: schedules.Prepared) -> Mapping[str, int]:
-    """Queue -> the number of tasks that one run puts into it. Empty if the run is refused: `submit_now` then writes the
-    reason to the schedule.
+    """Queue -> the number of tasks that one run puts into it. The result is empty if the run is refused. `submit_now`
+    then writes the reason to the schedule.
     """
     with suppress(Invalid):
         if not isinstance(prepared_run, RequestError):

@@ -30,8 +30,8 @@ def _utc(instant: datetime) -> datetime:
 
 
 #: An instant that a client names. Between these bounds it fits a `timestamptz` column, and Python can convert it to
-#: every time zone. `_utc` converts it, because RFC 3339 allows offsets up to 23:59, but PostgreSQL reads offsets up to
-#: 15:59.
+#: every time zone. `_utc` converts it to UTC, because RFC 3339 allows offsets up to 23:59, but PostgreSQL reads only
+#: offsets up to 15:59.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 
@@ -170,7 +170,7 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 def run_answer(row: Row) -> dict[str, Any]:
     """The run as the answer of GET, with a page of its steps. `row["all_steps"]` has the number, the progress and the
-    phase of all steps of the run; it is None if the page has them all. `summary` and `result` cover only the page.
+    phase of all steps of the run. It is None if the page has all steps. `summary` and `result` cover only the page.
     """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
@@ -184,7 +184,7 @@ def run_answer(row: Row) -> dict[str, Any]:
             "summary": next((step["summary"] for step in reversed(steps) if step["summary"]), ""),
             "steps": [_step_answer(step) for step in steps],
             "step_count": every["n"],
-            # A full page may be the last: then the next page is empty.
+            # A full page may be the last page. Then the next page is empty.
             "next_cursor": cursor_of(row["last_step"]) if MAX_STEPS <= len(steps) < every["n"] else None,
         },
         "result": results or None,
@@ -203,7 +203,7 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phase(steps: list[Mapping[str, Any]]) -> str | None:
-    """The first step that has neither succeeded nor been skipped. None: there is no such step."""
+    """The id of the first step that has not succeeded and was not skipped, or None if there is no such step."""
     return next((step["id"] for step in steps if step["status"] not in ("succeeded", "skipped")), None)
 
 

@@ -69,13 +69,15 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    # Read the run to raise NotFound if the tenant has no such run. None: an answer is stored for the idempotency key.
+    # Read the run, only to raise NotFound if the tenant has no such run. `run` is None if an answer is stored for the
+    # idempotency key.
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_listed_run(services, caller, run_id)
     )
     payload = None if body is None else body.payload
     payload_json = encoded_payload({"payload": payload})  # raises Invalid if the payload is too large
-    # The hints (messages to workers about due tasks) that `work` has written. Empty if an earlier answer is repeated.
+    # The hints (messages to workers about due tasks) that `work` has written. The list stays empty if an earlier answer
+    # is repeated.
     hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:

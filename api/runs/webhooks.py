@@ -51,7 +51,7 @@ Event: TypeAlias = Literal[
 
 #: A list of deliveries searches the newest deliveries of the tenant, at most this many.
 _MAX_SEARCHED = 10_000
-_SECRETS = 2  # the new secret and, until the next rotation, the secret before it
+_SECRETS = 2  # the new secret and, until the next rotation, the previous secret
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
 
@@ -86,8 +86,8 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check_url(services: Services, tenant_id: str, url: str) -> None:
-    """Check the URL by the rules for outgoing requests. Each delivery checks it again, but here the client gets the
-    error immediately. Raises Invalid if the rules forbid the URL. Raises Unavailable `busy` if too many URLs of the
+    """Check the URL by the rules for outgoing requests. Each delivery checks the URL again, but here the client gets
+    the error immediately. Raises Invalid if the rules forbid the URL. Raises Unavailable `busy` if too many URLs of the
     tenant, or of all tenants, are being checked.
     """
     try:
@@ -143,20 +143,22 @@ async def create_webhook(
     reported_jobs = services.job_kinds.reported_jobs
     async with services.pool.acquire() as connection:
         # A job that is submitted after the commit reports its end to the webhook. `watch` makes older unfinished jobs
-        # report their ends, too. They may be very many, or locked. So the first call takes them before the commit: if
-        # the time of the request ends meanwhile, there is no webhook yet, whose secret nobody would know.
+        # report their ends, too. These jobs may be very many, or locked. So the first call handles them before the
+        # webhook's commit. If the request's time ends during this call, there is no webhook yet. Otherwise there would
+        # be a webhook whose secret nobody knows.
         if not is_repeat:
             await webhooks.watch(connection, caller.tenant_id, reported_jobs)
-        # `OneConnection`: `once` uses this connection, as `_with_secret` does.
+        # `OneConnection` makes `once` use this connection, which `_with_secret` uses, too.
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
         deadline.current().lift()  # the client must get the secret of what is committed
-        # The second call takes the few jobs that were submitted since the first.
+        # The second call handles the few jobs that were submitted since the first call.
         await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
 
 async def _with_secret(services: Services, connection: Connection, caller: Caller, answer: Answer) -> Response:
-    """The answer with the newest secret, which is read from the webhook's row: a stored answer has no secret.
+    """The answer with the newest secret. The secret is read from the webhook's row, because a stored answer has no
+    secret.
 
     `connection`: the connection on which the answer was written or read. After a failover, another connection may still
     lead to the old primary, which does not have the row.
@@ -196,8 +198,9 @@ async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUI
     changed_fields = body.model_fields_set
     async with connection.transaction():
         # A field that the client left out is NULL here, and keeps its value. If the client sends `enabled`, clear
-        # `disabled_because` (why the platform disabled the webhook). If the client disables it, set `disabled_at`: an
-        # answer 410 to a request that began before must not disable the webhook once it is enabled again.
+        # `disabled_because` (why the platform disabled the webhook). If the client disables the webhook, set
+        # `disabled_at`. A receiver's answer 410 to a delivery that began before this time must not disable the webhook
+        # after it is enabled again.
         row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
@@ -347,7 +350,7 @@ async def redeliver(
         )
         if sent_params is None:
             raise NotFound("delivery_not_found", "There is no such delivery.")
-        # `message` is the id of the message: the id of its first delivery.
+        # `message` is the id of the message, which is the id of its first delivery.
         return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
     return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, read_params)
@@ -365,7 +368,7 @@ async def _send(
 
     `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint.
     """
-    pipeline = services.templates.pipelines.find("webhook")  # None: this installation sends no webhooks
+    pipeline = services.templates.pipelines.find("webhook")  # None if this installation sends no webhooks
     hints: list[Announcement] = []  # messages that tell workers of due tasks; empty if the answer is repeated
     limit_headers: dict[str, str] = {}
 

@@ -31,13 +31,13 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
-        """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
-        Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
-        Returns hints (messages that tell workers of due tasks) to publish.
+        """If the job has ended, write the webhook deliveries about its end that are not written yet, and its
+        `on_failure` run. Call this before the job's row changes again or is deleted, because the deliveries are made
+        from the row. Returns hints (messages that tell workers of due tasks) to publish.
 
-        `deletes`: the caller deletes the job. If the job failed, and only a worker may have its code, this function
-        leaves the deliveries to that worker. The row of the deleted job is then hidden, and stays until the worker has
-        written them.
+        `deletes`: the caller deletes the job. If the job failed, and this process does not have its code but a worker
+        may have it, this function leaves the deliveries to that worker. The row of the deleted job is then hidden, and
+        stays until the worker has written the deliveries.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:

@@ -35,9 +35,9 @@ async def cancel(
     forced: bool = False,
     operation_id: UUID | None = None,
 ) -> Effects:
-    """Request the cancel of jobs of one tenant. A job without a state in the result did not change: it had ended, was
-    being cancelled already, or (unless `forced`) does not support cancelling. The jobs' histories show `reason`, `by`
-    (who cancels) and `operation_id` (the bulk operation that cancels).
+    """Request the cancel of jobs of one tenant. A job without a state in the result did not change. It had ended, was
+    being cancelled already, or does not support cancelling (this does not count if `forced`). The jobs' histories show
+    `reason`, `by` (who cancels) and `operation_id` (the bulk operation that cancels).
     """
     cancellation = await jobs.request_cancel(
         connection,
@@ -67,16 +67,17 @@ async def delete(
     """Delete the job. If the job has not ended, cancel it first. `effects` gets what the cancel changed, and the hints
     of webhook deliveries. `operation_id`: as in `cancel`.
 
-    Returns the prefix of the job's objects. The job then has a tombstone: clients get 410. After the commit, the caller
-    deletes the objects, and then the rows; retention deletes what remains.
+    Returns the prefix of the job's objects in the store. The job then has a tombstone, and clients get 410. After the
+    commit, the caller deletes the objects, and then the rows. Retention deletes what remains.
 
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended. Also
     returns None if the job's row was deleted after the caller had read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted. Exception: if only a worker may have the job's code,
-    # `dispatch` writes nothing. The job is hidden now, but its row stays until that worker has written the deliveries.
+    # from the job's row, so write them before the job is deleted. Exception: if this process does not have the job's
+    # code but a worker may have it, `dispatch` writes nothing. Then `jobs.delete` hides the job, but its row stays
+    # until that worker has written the deliveries.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended, or its row has gone
@@ -86,8 +87,8 @@ async def delete(
         effects.states |= cancel_effects.states
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
-        # `expire_early` makes retention delete the job as soon as it ends. If it returns a value, the job has ended
-        # already, by the cancel or by itself: then delete it here.
+        # `expire_early` makes retention delete the job as soon as the job ends. If `expire_early` returns a value, the
+        # job has ended already, by the cancel or by itself. Then delete it here.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
@@ -98,10 +99,12 @@ async def delete(
 
 
 async def delete_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[UUID]:
-    """As `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the deleted jobs."""
+    """Do the same as `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the ids of
+    the deleted jobs.
+    """
     for target in targets:
         if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
-            # Drop the hints that `dispatch` returns: no client waits for these deliveries, and the relay publishes
+            # Ignore the hints that `dispatch` returns. No client waits for these deliveries, and the relay publishes
             # their hints.
             await actions.dispatch(connection, target.id, deletes=True)
     deleted_ids = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)

@@ -28,7 +28,7 @@ from leasehold.transitions.runs import CreatedRun, NewRun
 
 
 async def template_of(actions: Actions, connection: Connection, target: Target) -> TemplateVersion | None:
-    """The template of a run. None: the job is no run. Raises NotFound `template_not_found`."""
+    """The template of a run, or None if the job is not a run. Raises NotFound `template_not_found`."""
     row = target.row
     if not row["is_run"]:
         return None
@@ -39,8 +39,8 @@ def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
     """Whether `revive_together` may retry the job. True if the job has no concurrency limit (`gated`), no exclusive key
-    and no dedupe key, waits for no other run, and its kind has no hooks for retries. `template_version`: of a run;
-    None: the job is no run. `rules`: the limits that are declared for the tenant's new jobs.
+    and no dedupe key, waits for no other run, and its kind has no hooks for retries. `template_version`: the template
+    of a run, or None if the job is not a run. `rules`: the limits that are declared for the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -58,8 +58,8 @@ def may_revive_together(
 async def revive_together(
     actions: Actions, connection: Connection, targets: Sequence[Target], cause: Mapping[str, str] | None = None
 ) -> list[Announcement]:
-    """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
-    Returns the hints (messages that tell workers of due tasks) to publish after the commit.
+    """Do the same as `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has
+    locked them. Returns the hints (messages that tell workers of due tasks) to publish after the commit.
     """
     hints: list[Announcement] = []
     for target in targets:
@@ -81,7 +81,7 @@ async def limits_of_retry(
     template_version: TemplateVersion | None,
     rules: TenantRules,
 ) -> Sequence[ConcurrencyLimit]:
-    """The limits at which the job waits after `revive`. A caller that retries several jobs in one transaction must
+    """The limits at which the job may wait after `revive`. A caller that retries several jobs in one transaction must
     first lock the limits of all these jobs, in the order of the limits' names. Each admission locks limits in this
     order, and could deadlock with a transaction that uses another order.
 
@@ -102,15 +102,16 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old ones, or
-    those that the job's kind sets. `from_step`: the first step to run again; None: the failed one. `cause`: who retries
-    the job, for its history.
+    commit, or None if the job is no longer failed. Then nothing has changed. `params`: the new parameters. If None, the
+    job keeps its old parameters, or gets those that its kind sets. `from_step`: the first step to run again. If None,
+    it is the failed step. `cause`: who retries the job, for its history.
 
-    The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
-    failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict
-    of the kind's `after_retry`.
+    The function writes the webhook deliveries of the failure first, because afterwards the job's row no longer shows
+    the failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the
+    Conflict of the kind's `after_retry`.
     """
-    # Before `dispatch`, which may write limits of a run that follows: a debounced submission locks keys before limits.
+    # Lock the dedupe keys before `dispatch`, which may write an `on_failure` run and so lock concurrency limits. A
+    # debounced submission locks keys before limits, too. Another order could deadlock.
     await debounce.lock_keys_of_jobs(connection, target.tenant_id, [target.id])
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:
@@ -142,7 +143,7 @@ async def _revive_job_without_template(
     from_step: str | None,
     cause: Mapping[str, str] | None,
 ) -> CreatedRun | None:
-    """As `revive`, for a job that is not a run."""
+    """Do the same as `revive`, for a job that is not a run."""
     tenant_id = target.tenant_id
     pipeline, retry_terms = await _pipeline_and_terms(actions, connection, target)
     if params is not None:
@@ -153,7 +154,7 @@ async def _revive_job_without_template(
     after_retry = target.kind.operations.after_retry
     ended: Sequence[JobEnded] = ()
     try:
-        async with connection.transaction():  # a savepoint: the caller's transaction survives a refusal
+        async with connection.transaction():  # a savepoint, so that a refusal does not end the caller's transaction
             hints = await jobs.replay(
                 connection, target.id, tenant_id, retry_terms.params, from_step, terms, cause=cause
             )

@@ -1,3 +1,3 @@
 """What a user's program imports: `App` turns functions into pipelines of one step, and submits runs of these pipelines.
-Workers execute such runs as all others.
+Workers execute these runs like all other runs.
 """

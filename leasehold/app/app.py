@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from leasehold.worker.worker import Worker
     from leasehold.workflows.context import Context
 
-P = ParamSpec("P")  # the parameters of a function
+P = ParamSpec("P")  # the parameters of a user's function
 Q = ParamSpec("Q")  # its parameters after the first argument
 A = TypeVar("A")  # the type of its first argument
 T = TypeVar("T")  # the type of its result
@@ -43,8 +43,8 @@ T = TypeVar("T")  # the type of its result
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What an app opens once in each worker. All attempts of its tasks share it, as `attempt.opened`. `state`: what the
-    app's lifespan yielded.
+    """What an app opens once in each worker. All attempts of the app's tasks use the same object, `attempt.opened`.
+    `state`: what the app's lifespan yielded.
     """
 
     settings: Settings
@@ -106,17 +106,18 @@ class App:
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
 
-        `name`: the task's name; by default the function's name. `queue`: only workers that serve this queue run the
-        task (LEASEHOLD_WORKER_QUEUES); without it `isolated` for isolated tasks and `default` for all others. `retry`:
-        how often a failed attempt is tried again. `timeout`: the longest that one attempt may take. `process`: a plain
-        function runs in a separate process; at the time limit the worker kills the process and all that it started.
-        `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
-        many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run, with the arguments of
-        the last submission. The run starts when no submission has come for the time `debounce`. `batch`: the function
-        takes a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a
-        run has failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt
-        of a cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
+        `name`: the task's name; by default the function's name. `queue`: only workers that serve this queue
+        (LEASEHOLD_WORKER_QUEUES) run the task. By default, an isolated task is in the queue `isolated`, and any other
+        task in `default`. `retry`: how often a failed attempt is tried again. `timeout`: the longest that one attempt
+        may take. `process`: a plain function runs in a separate process. At the time limit the worker kills the process
+        and all processes that it started. `isolated`: the function runs in the sandbox, without network. Choose it if
+        the task reads files that strangers send. `limit`: how many runs of the task may run at once, and how many may
+        start each minute. `unique`: which submissions give the same run. `debounce`: submissions with the same key
+        (made by `unique`, or given as `key=`) become one run, with the arguments of the last submission. The run starts
+        when no such submission has come for the time `debounce`. `batch`: the function takes a list of items and
+        returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
+        has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
+        to stop, in whole seconds, at most an hour; then the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:
@@ -195,9 +196,9 @@ class App:
         """Declare the function below as a task that runs at the times of a cron expression. Raises DeclarationError.
 
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
-        what happens when a run is due while the run before is unfinished. `catch_up`: which missed runs still start, if
-        they were due within the last `catch_up_within`. `options`: those of `task`. All parameters of the function need
-        defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
+        what happens when a run is due while the previous run is unfinished. `catch_up`: which missed runs still start,
+        if they were due within the last `catch_up_within`. `options`: those of `task`. All parameters of the function
+        need defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
         """
         terms = TaskTerms(**options)
 
@@ -222,7 +223,7 @@ class App:
             self._schedules.append(schedule)
             return task
 
-        untyped: Any = declare  # mypy cannot compare a function with the overloads of TaskDecorator
+        untyped: Any = declare  # because mypy cannot compare a function with the overloads of TaskDecorator
         decorator: TaskDecorator = untyped
         return decorator
 
@@ -288,10 +289,10 @@ class App:
         for task in tasks:
             self._refuse_mixed_queue(task, queue)
         for task in tasks:
-            task.pipeline.move_to(queue)  # of a wrong name, the first task's raises
+            task.pipeline.move_to(queue)  # for a wrong name of the queue, the first call raises
 
     def _refuse_mixed_queue(self, task: Task[..., Any], queue: str) -> None:
-        """Raises DeclarationError if the queue would have isolated tasks and others with the task."""
+        """Raises DeclarationError if the queue, with this task in it, would have both isolated and other tasks."""
         (step,) = task.pipeline.steps
         for other_task in self.tasks.values():
             (other_step,) = other_task.pipeline.steps
@@ -302,8 +303,8 @@ class App:
                 )
 
     def add(self, *kinds: Pipeline | Kind) -> None:
-        """Serve further pipelines with the app, for jobs with several steps or with files. A Kind adds pipelines with
-        endpoints, rows, retention and metrics of their own.
+        """Serve further pipelines with the app, for jobs with several steps or with files. A Kind is a group of
+        pipelines that have their own endpoints, rows, retention and metrics.
         """
         self._added_kinds += kinds
 
@@ -313,8 +314,8 @@ class App:
 
     def use_api(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
         """Submit through the HTTP API, with an API key and without a database URL. `url`, `key`: by default
-        LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds a request is repeated while the API does
-        not answer or has no room; then the call raises Unavailable.
+        LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds the app repeats a request while the API
+        does not answer or has no room. After that time the call raises Unavailable.
 
         The API must have been started with this app (`leasehold api MODULE:app`). `submit_in`, `id=`, `unique=`
         without a `key=`, and `debounce=` need the database.
@@ -329,7 +330,8 @@ class App:
         block the worker claims no further task, and waits up to `drain_seconds` for the attempts that run.
 
         The processes of `process=True` tasks and of isolated tasks import the program by its name. Raises
-        DeclarationError, before anything starts, if they cannot, or if the program would serve the app there again.
+        DeclarationError, before anything starts, if these processes cannot import the program, or if the import would
+        serve the app again.
 
         If a part of the worker fails, the block is cancelled, and `serving` raises the error. If an operator drains the
         worker (`leasehold workers drain`), or most of its threads are stuck, it claims no further task, and the block
@@ -361,8 +363,8 @@ class App:
 
 
 def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
-    """The local names of the frame's caller. The app evaluates a function's annotations with these names, because an
-    annotation may name a class that is defined in a function.
+    """The local names of the frame's caller. The app evaluates the annotations of a task's function with these names,
+    because an annotation may name a class that is local to the function where the task is declared.
     """
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)

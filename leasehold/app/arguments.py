@@ -28,7 +28,8 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 class Arguments:
     """Converts the arguments of a function: to JSON where a call is submitted, and back where the function runs.
 
-    `model`: the pydantic model of the JSON. `skip`: leading parameters that the worker fills in (a workflow's `ctx`).
+    `model`: the pydantic model of the JSON. `skip`: the number of leading parameters that the worker fills in (a
+    workflow's `ctx`).
     """
 
     def __init__(self, function: Callable[..., Any], hints: Mapping[str, Any], *, skip: int = 0) -> None:
@@ -44,7 +45,7 @@ class Arguments:
                 raise declaration_error(
                     function, f"parameter {parameter.name!r} has no type: a worker checks the JSON against the type"
                 )
-        self._model_parameter: str | None = None  # the only parameter, if its type is used as the model
+        self._model_parameter: str | None = None  # the name of the only parameter, if its type is used as the model
         only_type = hints[parameters[0].name] if len(parameters) == 1 else None
         try:
             if isinstance(only_type, type) and issubclass(only_type, BaseModel) and _is_object(only_type):
@@ -62,7 +63,7 @@ class Arguments:
         return tuple(self._signature.parameters)
 
     def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call as JSON. Raises InvalidArguments with the path of the argument that does not fit."""
+        """The arguments of a call as JSON. Raises InvalidArguments with the path of the value that does not fit."""
         values = self._bind(positional, named)
         try:
             return json_of_params(self.model, self.model.model_validate(values))
@@ -85,8 +86,8 @@ class Arguments:
         return call.arguments[self._model_parameter]
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the named arguments of a call with these checked parameters. Only positional-only
-        parameters get their arguments by position.
+        """The positional and the named arguments for a call of the function. `params`: the checked instance of `model`.
+        Only positional-only parameters get their arguments by position.
         """
         if self._model_parameter is not None:
             values: dict[str, Any] = {self._model_parameter: params}

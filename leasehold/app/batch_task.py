@@ -55,7 +55,7 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
         return self.handling.batched  # calls the function once for several attempts
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Call the function with one item: the only argument, whether the caller gave it by position or by name."""
+        """Call the function with one item, which is the only argument. The caller gave it by position or by name."""
         returned = self.function([*positional, *named.values()])
         return _awaited_result(returned) if self._is_async else result_of_one(returned)
 

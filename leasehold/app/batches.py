@@ -1,6 +1,7 @@
-"""Batches in a worker: attempts of one task wait for each other, and then share one call of the task's function.
+"""Batches in a worker. Attempts of one task wait for each other, and then one call of the task's function serves them
+all.
 
-Each run has its own item, lease, retries and result. Runs of different tenants never share a call.
+Each run has its own item, lease, retries and result. A call never serves runs of different tenants.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Batches:
     """The batches of one app in one worker."""
 
     def __init__(self) -> None:
-        self._collectors: dict[tuple[str, str], _Collector] = {}  # by task and tenant
+        self._collectors: dict[tuple[str, str], _Collector] = {}  # (task, tenant) -> collector
 
     async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
         """The item's result, from a call that also has the items of other attempts of the task. Raises the error that
@@ -48,8 +49,8 @@ async def result_alone(item: Any, call_all: CallAll) -> Any:
 
 
 def result_of_one(returned: Any) -> Any:
-    """The result of a call with one item. Raises the error that the function returned for the item, and Permanent if
-    the function did not return a list with one result.
+    """The result of a call with one item. Raises the error that the function returned for the item. Raises Permanent if
+    the function did not return a list with exactly one item.
     """
     (result,) = _checked_results(returned, 1)
     if isinstance(result, BaseException):
@@ -105,15 +106,15 @@ class _Collector:
 
 
 async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
-    """Call the function with the items. If it raises, each item gets the error."""
+    """Call the function with the items. If the function raises, each item gets the error."""
     begin_foreign_code()
     try:
         results = _checked_results(await call_all([item for item, _ in entries]), len(entries))
-    except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it
+    except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises this error
         if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
         results = [error] * len(entries)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # in an asyncio task they would end the worker
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # as such they would end the worker
         results = [contained(error)] * len(entries)
     _give_results(entries, results)
 

@@ -27,10 +27,10 @@ class SubmitOptions(TypedDict, total=False):
     """The options of `submit`.
 
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
-    The second submission must have the same arguments, and over HTTP the same options, too. `delay`: how long after its
-    submission the run starts. `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low.
-    `id`: the id of the run: a UUIDv7 that you made at most 24 hours ago, or its text. A repeated submission with the
-    same id starts no second run.
+    The second submission must have the same arguments. Over HTTP it must have the same options, too. `delay`: how long
+    after its submission the run starts. `tags`: up to 8 names with values to find the run by. `priority`: high, normal
+    or low. `id`: the id that the run gets. It is a UUIDv7 that you made at most 24 hours ago, or its text. A repeated
+    submission with the same id starts no second run.
     """
 
     key: str | None
@@ -46,9 +46,9 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """SubmitOptions, checked. Raises Invalid. Only leasehold.celery sets the others. `start_at`: the time at which the
-    run starts, in place of `delay`. `celery_id`: the run is found by it, too (domain/celery_ids.py). A repeated
-    submission with the same `celery_id` starts no second run.
+    """SubmitOptions, checked, and two more fields, which only leasehold.celery sets. Raises Invalid. `start_at`: the
+    time at which the run starts, in place of `delay`. `celery_id`: an id by which the run can be found, too
+    (domain/celery_ids.py). A repeated submission with the same `celery_id` starts no second run.
     """
 
     key: str | None = None
@@ -94,8 +94,8 @@ class Callee(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """`task.call(...)`: arguments that fit the task, for `submit_many` and for a workflow. `id`: the id of the run,
-    unless `options.id` names another.
+    """What `task.call(...)` returns, for `submit_many` and for a workflow. `params`: arguments that fit the task. `id`:
+    the id of the run, unless `options.id` names another id.
     """
 
     task: Callee
@@ -114,8 +114,8 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission: the key that the caller gave. If there is none and the task has `unique`, a key
-        made of the arguments. None: the submission has no key.
+        """The key of the submission. It is the key that the caller gave. If the caller gave none and the task has
+        `unique`, it is made of the arguments. Otherwise it is None.
         """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:
@@ -130,7 +130,7 @@ class Call(Generic[R]):
 
     @property
     def debounce_key(self) -> str | None:
-        """Submissions with the same debounce key become one run. None: the task has no `debounce`."""
+        """Submissions with the same debounce key become one run. The key is None if the task has no `debounce`."""
         if self.task.terms.debounce is None:
             return None
         unique = self.task.terms.unique or Unique()  # by default, a key of all arguments
@@ -143,11 +143,11 @@ class Call(Generic[R]):
 
     @property
     def delay(self) -> timedelta | None:
-        """How long after its submission the run starts: the delay of the call, or the debounce of the task. None or 0:
-        the run does not wait.
+        """How long after its submission the run starts: the delay of the call, or the debounce of the task. If it is
+        None or 0, the run does not wait.
         """
         return self.options.delay or self.task.terms.debounce
 
     def scheduled_at(self, now: datetime) -> datetime | None:
-        """When the run starts, if it is submitted at `now`. None: immediately."""
+        """When the run starts, if it is submitted at `now`. None if the run starts immediately."""
         return now + self.delay if self.delay else self.options.start_at

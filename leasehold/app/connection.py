@@ -40,7 +40,8 @@ def settings_of_folder() -> Settings:
     """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
     environment, the folder's `.env`, the installation that `leasehold dev` runs in the folder. Exception: if neither
     the environment nor `.env` has LEASEHOLD_DATABASE_URL, all three URLs of PostgreSQL (`servers_of_database`) come
-    from that installation. Otherwise the program could use the installation's primary and a standby from `.env`.
+    from the installation of `leasehold dev`. Otherwise the program could use that installation's primary, and a standby
+    from `.env`.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
@@ -110,18 +111,20 @@ class Connections:
 
     @property
     def settings(self) -> Settings:
-        """The settings given to `use`. If none were given: the settings of the folder, which are read once."""
+        """The settings given to `use`, or else the settings of the folder, which are read once."""
         if self._settings is None:
             self._settings = settings_of_folder()
         return self._settings
 
     @property
     def settings_in_use(self) -> Settings | None:
-        """The settings given to `use`, or read by `settings`. None: neither has happened."""
+        """The settings given to `use`, or read by `settings`. None if neither has happened."""
         return self._settings
 
     def use(self, settings: Settings | None) -> None:
-        """Use these settings from now on; None: those of the folder. Connections that are open are closed."""
+        """Use these settings from now on. If `settings` is None, use those of the folder. Connections that are open are
+        closed.
+        """
         self.close()
         self._settings = settings
         self._api = None
@@ -133,7 +136,7 @@ class Connections:
 
     @property
     def api_in_use(self) -> ApiAccess | None:
-        """The argument of `use_api`. None: the app connects to the database."""
+        """The argument of `use_api`, or None if the app connects to the database."""
         return self._api
 
     @property
@@ -149,9 +152,9 @@ class Connections:
         return await self._open_portal().portal.acall(work)
 
     def announce_soon(self, written: Written) -> None:
-        """Announce a commit of the user's own transaction in the background. The commit is done, so no failure may
-        reach the user's program. After a failure a worker's relay (the loop that sends what was not announced)
-        announces the commit.
+        """Announce a commit of the user's own transaction in the background. The commit is done, so no error may reach
+        the user's program. If the app cannot announce the commit, a worker's relay (the loop that sends the hints that
+        nobody has sent) does it.
         """
         try:
             opened = self._open_portal()
@@ -165,7 +168,7 @@ class Connections:
         opened.announce_tasks.add(task)
         task.add_done_callback(opened.announce_tasks.discard)
         try:
-            link: Any = await self._link_of(opened)  # a DatabaseLink: over HTTP there is no `submit_in`
+            link: Any = await self._link_of(opened)  # it is a DatabaseLink, because there is no `submit_in` over HTTP
             link.announce_soon(written)
         except Exception as error:  # noqa: BLE001 - no failure may reach the user's program, as in announce_soon
             _log.warning("the relay announces a commit, because the app could not: %r", error)
@@ -188,8 +191,8 @@ class Connections:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
         if task is None or has_failed(task):
-            # An empty context, because the first caller may be an attempt. In the attempt's context, all lines that the
-            # link ever logs would be stored with the attempt's run.
+            # The task gets an empty context, because the first caller may be an attempt. In the attempt's context, all
+            # lines that the link ever logs would be stored with the attempt's run.
             task = asyncio.create_task(self._open_link(opened.stack), context=Context())
             opened.link_task = task
         return await asyncio.shield(task)

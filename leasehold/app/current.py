@@ -22,8 +22,8 @@ class Current:
     """The attempt, as `current()` returns it.
 
     `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`). Use
-    it for methods that this class lacks. In a task with `isolated=True` it is a Work: the sandbox gets the arguments
-    and no more, so `run_id`, `tenant` and `number` raise NotInTask.
+    it for methods that this class lacks. In a task with `isolated=True` it is a Work, because the sandbox gets only the
+    arguments. There, `run_id`, `tenant` and `number` raise NotInTask.
     """
 
     def __init__(self, task: str, attempt: Any) -> None:
@@ -50,8 +50,9 @@ class Current:
 
     @property
     def state(self) -> Any:
-        """What the app's lifespan yielded in this worker. None without a lifespan, in `task.local`, and in a task
-        with `process=True` or `isolated=True`: the value cannot be sent to the task's process.
+        """What the app's lifespan yielded in this worker. It is None without a lifespan, and in `task.local`. It is
+        also None in a task with `process=True` or `isolated=True`, because the value cannot be sent to the task's
+        process.
         """
         opened = None if isinstance(self.attempt, Work) else self.attempt.opened
         return None if opened is None else opened.state
@@ -59,7 +60,7 @@ class Current:
     @property
     def log(self) -> Any:
         """A structlog logger whose lines name the run, the task and the attempt. In a task with `process=True` or
-        `isolated=True`: a logger of `logging`, whose lines the worker keeps with the run.
+        `isolated=True`, it is a logger of `logging`, and the worker stores its lines with the run.
         """
         return logging.getLogger(self.task) if isinstance(self.attempt, Work) else self.attempt.log
 
@@ -70,7 +71,7 @@ class Current:
         return directory
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Report how far the task is, 0 to 100. Call it as often as you like: only some reports are stored."""
+        """Report how far the task is, 0 to 100. Call it as often as you like, because only some reports are stored."""
         self.attempt.progress(percent, summary)
 
     def emit(self, chunk: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: The file holds secrets of throw-away servers: only its owner may read it, and git ignores its folder.
+#: The file holds the secrets of throw-away servers. So only its owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
 #: How the first line of the file begins. After it comes the process that wrote the file (`_name_of`).
@@ -20,9 +20,9 @@ _BEGAN = 18
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file. When
-    the second ends, it restores the file of the first, if the first still runs. A `leasehold dev` that ends changes the
-    file only if the file still names its own process.
+    """Keep the file in the current folder during the block. A second `leasehold dev` in the folder replaces the file.
+    When the second one ends, it restores the file of the first one, if the first one still runs. A `leasehold dev` that
+    ends changes the file only if the file still names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -54,19 +54,19 @@ def _quoted(value: str) -> str:
 
 
 def dev_variables() -> dict[str, str]:
-    """The variables in the file of the `leasehold dev` that runs in the current folder; empty: none runs here."""
+    """The variables in the file of the `leasehold dev` that runs in the current folder. Empty if none runs here."""
     text = _text_of_living(Path.cwd() / FOLDER / NAME)
     words = [] if text is None else shlex.split(text.partition("\n")[2])  # a value may have several lines
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def _text_of_living(path: Path) -> str | None:
-    """The text of the file. None: there is no file, or the process that wrote it has ended (it was killed, and could
-    not delete the file).
+    """The text of the file. None if there is no file, or if the process that wrote the file has ended. (Such a process
+    was killed, and could not delete the file.)
     """
     try:
         text = path.read_text()
-    except (OSError, ValueError):  # there is no file, the file is another user's, or it is no text
+    except (OSError, ValueError):  # there is no file, the file belongs to another user, or it is not text
         return None
     return text if _lives(_process_of(text)) else None
 
@@ -88,8 +88,8 @@ def _lives(process: str) -> bool:
 
 
 def _name_of(pid: int) -> str | None:
-    """The id of the process, and when it began. The id alone would not be enough: after a restart of the machine or of
-    a container, another process may have the same id. None: the process has ended.
+    """The id of the process, and when it began. The id alone would not be enough, because after a restart of the
+    machine or of a container, another process may have the same id. Returns None if the process has ended.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
@@ -100,7 +100,7 @@ def _name_of(pid: int) -> str | None:
 
 
 def _name_without_proc(pid: int) -> str | None:
-    """The id alone, because this system does not say when a process began."""
+    """As `_name_of`, but the id alone, because this system does not say when a process began."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # the process lives, and belongs to another user

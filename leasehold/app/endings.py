@@ -11,7 +11,8 @@ from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
-#: Seconds between two queries: short while runs end or waiters come, longer while nothing happens.
+#: Seconds between two queries. The pause is short while runs end or waiters come. While nothing happens, each pause is
+#: _PAUSE_GROWTH times as long as the previous one.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
 _ENDED = """
@@ -22,7 +23,9 @@ WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = awaited_run.id AND j.finished
 
 
 class Endings:
-    """Wakes the waiters of runs that have ended. A deleted run counts as ended: reading it then raises NotFound."""
+    """Wakes the waiters of runs that have ended. A deleted run counts as ended. The waiter's next read of the run then
+    raises NotFound.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -31,15 +34,15 @@ class Endings:
         self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds` (None: without a limit). The caller must have checked that the run
-        belongs to the caller's tenant: the query of this class does not check it.
+        """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. The caller must have
+        checked that the run belongs to the caller's tenant, because the query of this class does not check it.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
         self._pause = _SHORTEST_PAUSE
         if self._task is None or self._task.done():
-            # An empty context, because the first waiter may be an attempt. In the attempt's context, the lines that
-            # this loop logs would be stored with the attempt's run.
+            # The task gets an empty context, because the first waiter may be an attempt. In the attempt's context, the
+            # lines that this loop logs would be stored with the attempt's run.
             self._task = asyncio.create_task(self._watch(), name="endings", context=Context())
         try:
             async with asyncio.timeout(seconds):

@@ -65,9 +65,9 @@ class Handling:
         return await done_with_result(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """Handle a leasehold.Attempt whose function takes a list of items. Each attempt brings one item: the only
-        argument of its run. From its second attempt on, an item gets a call of its own. So an item that always fails
-        costs other items only one attempt.
+        """Handle a leasehold.Attempt whose function takes a list of items. Each attempt brings one item, which is the
+        only argument of its run. In a run's second attempt and later ones, the item gets a call of its own. So an item
+        that always fails costs other items only one attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)
@@ -139,9 +139,10 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 
 class FinalErrors:
-    """A context manager that raises Permanent in place of an error of its block. `never`: the exceptions that it
-    replaces, because a run is not retried after them; also a group (of asyncio.TaskGroup) that has one of them. It does
-    not replace an error of OVERTAKEN, because such an error shows that another attempt may have the task.
+    """A context manager that raises Permanent in place of some errors of its block. `never`: the exceptions after which
+    a run is not retried. The context manager replaces these exceptions, and a group (of asyncio.TaskGroup) that
+    contains one of them. It never replaces Cancelled. It never replaces an error of OVERTAKEN either, because such an
+    error shows that another attempt may have the task.
     """
 
     __slots__ = ("_never",)

@@ -1,4 +1,4 @@
-"""`HttpLink` connects an app to its installation through the HTTP API: with an API key, without a database URL."""
+"""`HttpLink` connects an app to its installation through the HTTP API. It needs an API key, and no database URL."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ _ERRORS: Mapping[int, type[errors.RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """How an app reaches the API. `url`, `key`: None for LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many
-    seconds a request is repeated while the API does not answer, or answers that it is overloaded.
+    """How an app reaches the API. If `url` or `key` is None, LEASEHOLD_URL or LEASEHOLD_API_KEY has the value.
+    `timeout`: for how many seconds a request is repeated while the API does not answer, or answers that it is
+    overloaded.
     """
 
     url: str | None = None
@@ -77,7 +78,7 @@ class HttpLink:
             yield cls(client, store)
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
-        """Start all runs or none. Raises Invalid `not_over_http` for what the API cannot do."""
+        """Start all runs or none. Raises Invalid `not_over_http` for a call that the API cannot do."""
         for call in calls:
             _refuse_unsupported(call)
         if len(calls) == 1:
@@ -99,7 +100,7 @@ class HttpLink:
         return UUID(found[0]["id"]) if found else None
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound."""
+        """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. Raises NotFound."""
         try:
             await _with_platform_errors(self._client.wait(run_id, timeout=seconds))
         except TimeoutError:
@@ -114,7 +115,7 @@ class HttpLink:
         error = None
         if run.ended and run.status != "succeeded":
             error = _error_of(run)
-        value = (run.result or {}).get(STEP)  # {"value": the result}, or {"output": ...} if the object store has it
+        value = (run.result or {}).get(STEP)  # as results.py describes it
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
             large = await self._read_stored_result(run_id)
@@ -151,8 +152,8 @@ class HttpLink:
         return chunks
 
     async def _read_stored_result(self, run_id: UUID) -> bytes:
-        """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, ObjectMissing,
-        and Forbidden for a key without `jobs:read`.
+        """Read the result from the object store, by the link in the answer of /v1/jobs. Raises Unavailable,
+        ObjectMissing, and Forbidden for a key without `jobs:read`.
         """
         job = await _with_platform_errors(self._client.get_job(run_id))
         results = (output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
@@ -194,7 +195,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
-    # With a key, send the delay itself: a repetition must be the same request, and a time computed from `now` would
+    # With a key, send the delay itself. A repetition must be the same request, and a time computed from `now` would
     # differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
     delay = options.delay if options.key is not None else None
     return requests.submit(
@@ -209,8 +210,8 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 
 
 def _idempotency_key(task: str, key: str) -> str:
-    """The key with the task's name before it, as in the database: another task may have the same key. A hash replaces
-    a key that is too long for the API, and a key that ends with a space, because HTTP removes the space.
+    """The key with the task's name before it, as in the database, because another task may have the same key. A hash
+    replaces a key that is too long for the API, and a key that ends with a space, because HTTP removes the space.
     """
     full_key = f"{task}:{key}"
     if len(full_key) <= _MAX_KEY and not key.endswith(" "):
@@ -238,10 +239,11 @@ async def _with_platform_errors(request: Awaitable[T]) -> T:
         return await request
     except ApiError as error:
         if error.status == _TOO_MANY:
-            # TooMany needs the limit's name (`policy`) and number (`at_most`), and ApiError has neither. So these are
-            # placeholders. Nobody sees them, because this error never becomes an answer of the API.
+            # TooMany needs the limit's name (`policy`) and number (`at_most`), and ApiError has neither. So the values
+            # given here are placeholders. Nobody sees them, because this error never becomes an answer of the API.
             raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
         raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
     except Unavailable as error:
-        # Without the client's advice: it names the request's key, and a caller of the app must not use this key.
+        # Leave out the client's advice. It names the request's idempotency key, and a caller of the app must not use
+        # this key.
         raise errors.Unavailable("api_unreachable", error.what_happened) from error

@@ -56,7 +56,7 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
     connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
     all_written = Written()
     # `jobs.submit` divides more than PIECE_SIZE jobs into pieces, and lets the event loop run between them. A sync
-    # driver has no event loop, so give it no more than one piece at a time.
+    # driver has no event loop, so write at most one piece in each call.
     for start in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[start : start + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400

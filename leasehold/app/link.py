@@ -38,12 +38,12 @@ from leasehold.urls import check_urls
 
 T = TypeVar("T")  # what `work`, the argument of `_repeat_while_away`, returns
 
-#: After a commit, hints (messages that tell workers of new work) wait this long for a connection to the broker. After
-#: that a worker's relay sends them.
+#: Seconds for which hints (messages that tell workers of new work) wait for a connection to the broker after a commit.
+#: After that time a worker's relay sends them.
 _BROKER_SECONDS = 1.0
-#: The pause before a request that PostgreSQL did not answer is repeated.
+#: Seconds before a request that PostgreSQL did not answer is repeated.
 _PAUSE_SECONDS = 0.2
-#: The first read of `wait` may take this long, even if the timeout of the wait is shorter. So `wait(0)` can find out
+#: Seconds that the first read of `wait` may take, even if the timeout of the wait is shorter. So `wait(0)` can find out
 #: whether the run has ended.
 _READ_SECONDS = 1.0
 
@@ -51,7 +51,7 @@ _READ_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The state of a run. `error`: code and message, if the run ended without success. `value`: what the task returned,
-    encoded (results.py), if the run has succeeded. A large result is stored as an output: then `value` only names the
+    encoded (results.py), if the run has succeeded. A large result is stored as an output. Then `value` only names the
     output, and `large` is the result's JSON.
     """
 
@@ -91,7 +91,8 @@ WHERE j.id = $1 AND j.tenant_id = $2
 
 class DatabaseLink:
     """Writes runs to PostgreSQL and announces them through the broker, as the API does. The program is trusted: it may
-    name any tenant, and no rate limit or quota applies to it. Concurrency limits apply to its runs as to all others.
+    name any tenant, and no rate limit or quota applies to it. Concurrency limits apply to its runs as to all other
+    runs.
     """
 
     def __init__(self, settings: Settings, tenant: str, pool: Pool, broker: Broker, announcer: Announcer) -> None:
@@ -125,14 +126,15 @@ class DatabaseLink:
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
         """Write all runs or none. Returns their ids. If PostgreSQL does not answer, try again for `submit_seconds`.
 
-        Raises Unanswered after that time: the runs may or may not have been written. Raises Invalid, and Conflict for
-        an id that another run has.
+        After that time, raises Unanswered, which means that the runs may or may not have been written. Raises Invalid,
+        and Conflict for an id that another run has.
         """
         if len(calls) > self._settings.batch_max_tasks:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        # {id of a call: id of its run}, for runs that were written earlier. Calls with one debounce key share a run.
+        # The id of a call -> the id of its run, for the runs that an earlier try or submission has written. Several
+        # calls with the same debounce key have the same run.
         earlier_ids: dict[UUID, UUID] = {}
         written: Written | None = None
         while written is None:
@@ -153,12 +155,12 @@ class DatabaseLink:
     async def _write_or_find(
         self, new_calls: Sequence[Call[Any]], calls: Sequence[Call[Any]], earlier_ids: dict[UUID, UUID]
     ) -> tuple[Written | None, dict[UUID, UUID]]:
-        """Write the runs of `new_calls`: those of `calls` that are not in `earlier_ids`. Returns what was written, and
-        `earlier_ids`.
+        """Write the runs of `new_calls`. These are the calls of `calls` whose ids are not in `earlier_ids`. Returns
+        what was written, and `earlier_ids`.
 
-        If some of these runs exist, write nothing, and return None and the ids that the next try leaves out. An earlier
-        submission with the same ids wrote the runs, or an earlier try of this submission, whose answer was lost. Raises
-        Conflict for an id that another run has.
+        If some of these runs exist, write nothing. Return None and the new `earlier_ids`, which the next try leaves
+        out. The existing runs were written by an earlier submission with the same ids, or by an earlier try of this
+        submission, whose answer was lost. Raises Conflict for an id that another run has.
         """
         try:
             return await self._write(new_calls), earlier_ids
@@ -175,17 +177,18 @@ class DatabaseLink:
         async with self._pool.acquire() as connection:
             if (written := await write_plain(connection, calls, self._tenant, keep_seconds)) is not None:
                 return written
-            # Nothing is written yet: `write_plain` takes only a single call without a key, a Celery id, a debounce or a
-            # limit.
+            # Nothing is written yet, because `write_plain` writes only a single call without a key, a Celery id, a
+            # debounce or a limit.
             async with connection.transaction():
                 return await write(connection, calls, self._tenant, keep_seconds)
 
     async def _ids_written_earlier(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
-        """{id of a call: id of its run}, for the calls whose run exists already. Calls with the same debounce key share
-        a run, which has the id of the first of them. Raises Conflict if a run of another task has one of the ids.
+        """The id of a call -> the id of its run, for the calls whose run exists already. Several calls with the same
+        debounce key have one run, which has the id of the first of these calls. Raises Conflict if a run of another
+        task has one of the ids.
         """
-        first_ids: dict[tuple[str, str], UUID] = {}  # of calls, by task and debounce key
-        # {id of a call: id of its run}. A run that several calls share has the id of the first of them.
+        first_ids: dict[tuple[str, str], UUID] = {}  # (task, debounce key) -> id of the first call
+        # The id of a call -> the id that its run has if the run exists.
         run_ids = {call.run_id: call.run_id for call in calls}
         for call in calls:
             if call.debounce_key is not None:
@@ -217,14 +220,15 @@ class DatabaseLink:
             self._announcer.announce(written.hints)
             written.hints = []
         if not written.hints and not written.limits:
-            return  # a task for each submission would wait here for as long as the broker takes no hints
+            return  # nothing is left to do, so make no asyncio task
         task = asyncio.create_task(self._announce(written))
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit the runs that wait at the commit's concurrency limits: start those
-        for which the limits have room. If this process cannot publish or admit, workers do so a little later.
+        """Publish the hints of a commit. Then admit the runs that wait at the commit's concurrency limits, which means
+        to start those for which the limits have room. If this process cannot publish or admit, workers do so a little
+        later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -240,9 +244,9 @@ class DatabaseLink:
                 DATABASE.record_error(error, "admitting runs")
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound. If PostgreSQL
-        does not answer the first read, raises Unreachable after `submit_seconds`, or returns False if `seconds` pass
-        first. An outage that begins later raises nothing: the wait goes on, up to `seconds`.
+        """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. Raises NotFound. If
+        PostgreSQL does not answer the first read, raises Unreachable after `submit_seconds`, or returns False if
+        `seconds` pass first. An outage that begins later raises no error. The wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -287,7 +291,7 @@ class DatabaseLink:
                 limits = await concurrency.limits_of(connection, [run_id])
                 cancellation = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
                 self._announcer.announce(cancellation.hints)
-                if limits:  # a run that the cancel has ended leaves its places at these limits to other runs
+                if limits:  # if the cancel has ended the run, other runs get its places at these limits
                     self._announcer.announce(await concurrency.admit(connection, limits, ended=[run_id]))
 
         await self._repeat_while_away(run_id, request)
@@ -295,13 +299,15 @@ class DatabaseLink:
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
         """Send a signal to the run. Raises NotFound, Conflict `run_ended`, TooMany, Unreachable, and Invalid
-        `payload_too_large`, as the API does. The signal itself is sent once: if PostgreSQL stored it and only the
-        answer was lost, a repetition would store it twice.
+        `payload_too_large`, as the API does. The statement that stores the signal is sent only once. If PostgreSQL
+        stored the signal and only the answer was lost, a repetition would store the signal twice.
         """
         encoded_payload({"payload": payload})
 
         async def begin() -> tuple[AsyncExitStack, Connection]:
-            """Begin a transaction. Leaving the stack ends the transaction and returns the connection to the pool."""
+            """Begin a transaction. When the caller leaves the stack, the transaction ends and the connection returns to
+            the pool.
+            """
             async with AsyncExitStack() as stack:
                 connection = await stack.enter_async_context(self._pool.acquire())
                 await stack.enter_async_context(connection.transaction())
@@ -325,8 +331,8 @@ class DatabaseLink:
 
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
-                # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
-                # `stream_numbers` has the number ENDED for an ended run, and leaves out a deleted one.
+                # Read first whether the run has ended. If it has, no chunk is emitted after the page is read. For a run
+                # that has ended, `stream_numbers` returns ENDED. It leaves out a deleted run.
                 has_ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=has_ended)
@@ -340,7 +346,8 @@ class DatabaseLink:
 
     async def _repeat_while_away(self, run_id: UUID | str, work: Callable[[], Awaitable[T]]) -> T:
         """Call `work`, and return its result. While PostgreSQL does not answer, repeat `work` for `submit_seconds`;
-        then raise Unreachable. `work` must be safe to repeat. `run_id`: for the error; the run's id or its Celery id.
+        then raise Unreachable. `work` must be safe to repeat. `run_id`: the run's id or its Celery id, which the error
+        names.
         """
         seconds = self._settings.submit_seconds
         try:
@@ -372,7 +379,7 @@ class DatabaseLink:
 
 
 def _error_of(row: Any) -> tuple[str, str] | None:
-    """The code and the message with which the run ended. None: it has no error."""
+    """The code and the message with which the run ended, or None if the run has no error."""
     if row["status"] == "cancelled":
         return "cancelled", (row["cancel"] or {}).get("reason") or "the run was cancelled"
     if row["error"] is None:

@@ -20,8 +20,9 @@ from leasehold.telemetry.emissions import encoded_chunk
 
 class LocalAttempt:
     """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0: no attempt of
-    the run has failed. `opened` (what the app's lifespan opened) is None: only a worker runs the lifespan. `reports`:
-    (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream would have it.
+    the run has failed. `opened` (what the app's lifespan opened) is None, because only a worker runs the lifespan.
+    `reports`: (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream would
+    have it.
     """
 
     number = 1
@@ -55,8 +56,9 @@ class LocalAttempt:
         self.reports.append((float(percent), summary))
 
     def emit(self, chunk: Any) -> bool:
-        """Raises as `emit` of an attempt in a worker: TypeError or ValueError for what is no chunk. The child process
-        of a `process` or `isolated` task first sends the chunk to its worker, as JSON.
+        """Add the chunk to `chunks`. Raises TypeError or ValueError for a value that is no chunk, as `emit` in a worker
+        does. For a `process` or `isolated` task, convert the chunk to JSON first, as its child process does to send it
+        to the worker.
         """
         if self._terms.process:
             chunk = orjson.loads(json_of(chunk))
@@ -72,8 +74,8 @@ class LocalAttempt:
         return False
 
     def given(self, task: str, params: Any) -> Any:
-        """What the function gets as `current().attempt`: for an isolated task a Work, because the sandbox gets the
-        arguments and no more, and else this attempt.
+        """What the function gets as `current().attempt`. For an isolated task it is a Work, because the sandbox gets
+        only the arguments. For any other task it is this attempt.
         """
         if not self._terms.isolated:
             return self

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from leasehold.domain.errors import LeaseholdError
 
 T = TypeVar("T")  # what the work of a caller returns
-#: How long `close` waits after it has cancelled the work, in seconds. If some work still runs then, it is cancelled
-#: again.
+#: Seconds for which the portal's thread waits after it has cancelled the work. Then it cancels again the work that has
+#: not ended.
 _CLOSE_SECONDS = 5.0
 
 
@@ -55,7 +55,7 @@ class Portal:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # the caller was interrupted: nobody waits for the work
+            future.cancel()  # the work raised, or the caller was interrupted and nobody waits for the work
             raise
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
@@ -74,7 +74,7 @@ class Portal:
             return asyncio.run_coroutine_threadsafe(self._run_until_closed(work), self._loop)
 
     async def _run_until_closed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`. If `close` ends it, raises PortalClosed."""
+        """Run `work`. Raises PortalClosed if `close` cancels the work."""
         try:
             return await work
         except asyncio.CancelledError:
@@ -83,7 +83,7 @@ class Portal:
             raise
 
     def close(self) -> None:
-        """Stop the loop; `_run` then cancels the work that has not ended. Blocks for at most 10 s."""
+        """Stop the loop. `_run` then cancels the work that has not ended. Blocks for at most 10 s."""
         if not self.is_usable:
             return
         with self._lock:

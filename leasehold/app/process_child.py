@@ -45,16 +45,19 @@ from leasehold.worker.sandbox.fences import die_with
 #: Held while a frame (a message to the worker) is sent, because several threads of a function may send at the same
 #: time.
 _send_lock = Lock()
-#: Thread -> the number of the call for which the thread works: the call that started the thread. A thread of a pool
-#: works for the call that submitted its present function. A function may leave behind a thread that still sends frames
-#: during a later call, which may belong to another tenant. The worker drops frames with the number of an earlier call.
+#: Thread -> the number of the call for which the thread works. This is the call that started the thread. A thread of a
+#: pool works for the call that submitted its present function. A function may leave behind a thread that still sends
+#: frames during a later call, which may belong to another tenant. The worker drops frames with the number of an earlier
+#: call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 _start_thread = Thread.start
 _submit_to_pool = ThreadPoolExecutor.submit
 
 
 def _start_in_call(thread: Thread) -> None:
-    """Start the thread, which works for the same call as the current thread. Replaces Thread.start."""
+    """Start the thread, and note that it works for the same call as the current thread. This function replaces
+    Thread.start.
+    """
     _calls_of_threads[thread] = _call_of_this_thread()
     _start_thread(thread)
 
@@ -62,8 +65,8 @@ def _start_in_call(thread: Thread) -> None:
 def _submit_in_call(
     pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
-    """Submit the function. While it runs, the pool's thread works for the current thread's call: threads of a pool may
-    live longer than a call. Replaces ThreadPoolExecutor.submit.
+    """Submit the function. While it runs, the pool's thread works for the call that submitted it, because threads of a
+    pool may live longer than a call. This function replaces ThreadPoolExecutor.submit.
     """
     call_number = _call_of_this_thread()
 
@@ -131,7 +134,8 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        # `percent_of` and `storable_text` make values that JSON can hold: no NaN, and no half of a surrogate pair.
+        # `percent_of` and `storable_text` return values that JSON can hold. JSON has no NaN, and no half of a surrogate
+        # pair.
         body = json_of([percent_of(percent), storable_text(summary)])
         _send(self._channel, Kind.PROGRESS, self._call_number, body)
 
@@ -180,8 +184,8 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
     try:
         task = task_of(call.module, call.task)
         encoded = task.handling.call_with_json(call.params, attempt)  # calls the user's function
-        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large, which is not sent
-    except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises
+        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large to send
+    except BaseException as error:  # noqa: BLE001 - also SystemExit, because the worker gets all errors
         if isinstance(deciding(error), Cancelled):
             return Kind.CANCELLED, b""
         return Kind.FAILED, _failure_of(error).model_dump_json().encode()

@@ -24,8 +24,9 @@ NO_CALL = 0
 
 
 class Kind(IntEnum):
-    """The worker sends CALL; the process sends all others. BEGUN comes first: from then on the user's code runs. The
-    body of EMIT is a chunk of the job's stream. The body of DONE is the JSON of the result.
+    """The kinds of frames. The worker sends CALL, and the process sends all others. BEGUN is the first frame of a call.
+    After it the user's code runs. The body of EMIT is a chunk of the job's stream. The body of DONE is the JSON of the
+    result.
     """
 
     CALL = 1
@@ -44,8 +45,8 @@ _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 class CallOfProcess(BaseModel):
     """The call that the process runs. `module`, `task`: the names of the module and of its task. `result_limits`: the
-    process sends no larger result. `directory`: the attempt's directory. The worker deletes it, even if the process was
-    killed.
+    process sends no result that exceeds these limits. `directory`: the attempt's directory. The worker deletes it, even
+    if the process was killed.
     """
 
     module: str
@@ -54,7 +55,7 @@ class CallOfProcess(BaseModel):
     job_id: str
     task_id: str
     tenant: str
-    number: int  # of the attempt
+    number: int  # the number of the attempt
     directory: str
     result_limits: ResultLimits
     log_level: int = 30  # the lowest level of `logging` that the process sends
@@ -62,7 +63,7 @@ class CallOfProcess(BaseModel):
 
 class LineOfProcess(BaseModel):
     """A line that the function has logged. `trace`: the traceback of the exception that was logged with it. `fields`:
-    what was logged as `extra`; a value that is no bool, number, text or None becomes text.
+    what was logged as `extra`. A value that is not a bool, a number, a text or None becomes text.
     """
 
     level: int
@@ -88,7 +89,9 @@ def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> N
 
 
 def receive(channel: socket.socket) -> tuple[int, bytes] | None:
-    """Read the next call: its number and body. Blocks until it has arrived. None: the worker has closed the channel."""
+    """Read the number and the body of the next call. Blocks until it has arrived. None if the worker has closed the
+    channel.
+    """
     head = _read_exactly(channel, HEAD.size)
     if head is None:
         return None

@@ -25,11 +25,12 @@ from leasehold.telemetry import child_logs
 if TYPE_CHECKING:
     from leasehold.settings import Settings
 
-#: A call waits this long for a process. Then its attempt snoozes: it ends, and a later attempt runs the task.
+#: Seconds for which a call waits for a process. After this time its attempt snoozes, which means that it ends and a
+#: later attempt runs the task.
 WAIT_SECONDS = 5.0
-#: How often a call checks whether its run was cancelled.
+#: Seconds between two checks whether the run of a call was cancelled.
 _CHECK_SECONDS = 0.2
-_STREAM_BYTES = 1 << 20  # the buffer of a process's answers
+_STREAM_BYTES = 1 << 20  # the size of the buffer for a process's frames
 
 
 class Process:
@@ -45,8 +46,8 @@ class Process:
 
     @classmethod
     async def start(cls) -> Process:
-        """Raises NoneForked if the machine has no room for a process: the run is then put off, and charged with
-        nothing.
+        """Start a child process. Raises NoneForked if the machine has no room for a process. The worker then snoozes
+        the task, and charges it with nothing.
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 
@@ -75,9 +76,10 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call, and return its last frame; `on_frame` gets each frame between BEGUN and it. Drops frames of
-        earlier calls: their functions may have left threads behind. Raises ChildCrashed; NoneForked if the process
-        ended before it began with the user's code (an import of the task's module is such code).
+        """Run the call, and return its last frame. `on_frame` gets each frame between BEGUN and the last frame. Frames
+        of earlier calls are dropped. They can come because the functions of these calls may have left threads behind.
+        If the process ends before the user's code begins, raises NoneForked; after that, ChildCrashed. The import of
+        the task's module is user's code, too.
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 
@@ -118,7 +120,7 @@ class Process:
 
 
 class Processes:
-    """The worker's pool for one app. It reuses a process for the next call, unless the last call was interrupted."""
+    """The worker's pool of processes for one app. A process is reused, unless its last call was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
         self._places = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
@@ -141,9 +143,9 @@ class Processes:
             self._places.release()
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
-        """Run the call, and return the JSON of its result. `attempt`: the attempt of the task; it gets the function's
-        progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. Raises NoneForked if it
-        has not begun. If the caller's asyncio task is cancelled, the process is killed.
+        """Run the call, and return the JSON of its result. `attempt`: the attempt of the task, which gets the
+        function's progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. Raises
+        NoneForked if the function could not begin. If the caller's asyncio task is cancelled, the process is killed.
         """
         process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})
@@ -151,12 +153,13 @@ class Processes:
         is_reusable = False
         try:
             kind, body = await process.call(call, partial(_report, attempt, process.pid))
-            # `_watch` ends only after it has asked the process to stop. Such a process would stop its next call, too.
+            # `_watch` ends only after it has asked the process to stop. Such a process is not reused, because it would
+            # stop its next call, too.
             is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:
                 await cancel_and_wait(watch_task)
-            finally:  # also if this call is cancelled meanwhile
+            finally:  # also if the current task is cancelled meanwhile
                 if is_reusable:
                     self._idle_processes.append(process)
                 else:
@@ -193,7 +196,7 @@ async def _watch(process: Process, attempt: Any) -> None:
 
 
 def _report(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
-    """Give the attempt what its function reports. `child`: the id of the function's process."""
+    """Pass to the attempt what its function reports. `child`: the id of the function's process."""
     if kind is Kind.PROGRESS:
         attempt.progress(*orjson.loads(body))
     elif kind is Kind.EMIT:

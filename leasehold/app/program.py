@@ -1,5 +1,5 @@
-"""Finds the names by which other processes import an app and its tasks. The processes of `process=True` tasks and of
-isolated tasks do so.
+"""Finds the names by which other processes import an app and its tasks. These are the processes of `process=True` tasks
+and of isolated tasks.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _HINT = "put the tasks into a module, or run the program as `python FILE.py` or 
 
 
 def importable_name(module: str) -> str | None:
-    """The name by which another process imports the module. For the module that Python runs as the program
-    (`__main__`): `shop` after `python shop.py` or `python -m shop`. None: no other process can import it, as after
-    `python -c`.
+    """The name by which another process imports the module. The module that Python runs as the program (`__main__`) has
+    another name: `shop` after `python shop.py` or `python -m shop`. Returns None if no other process can import the
+    module, for example after `python -c`.
     """
     if module not in _MAIN:
         return module
     main = sys.modules.get(module)
     spec = getattr(main, "__spec__", None)
-    if spec is not None:  # of `python -m`
+    if spec is not None:  # the program was started by `python -m`
         return None if spec.name in _MAIN else str(spec.name)
     file = getattr(main, "__file__", None)
     if not file:
@@ -72,14 +72,14 @@ def _is_found(name: str, path: Path) -> bool:
         return False
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module of this name is loaded, and says not where it is from
+    except (ImportError, ValueError):  # ValueError: a module of this name is loaded, and has no `__spec__`
         return False
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path
 
 
 def modules_of(tasks: Iterable[TaskOfProgram]) -> list[str]:
-    """The modules that declare the tasks, by the names by which another process imports them. Raises DeclarationError
-    if it cannot import one of them.
+    """The names by which another process imports the modules that declare the tasks. Raises DeclarationError if another
+    process cannot import one of these modules.
     """
     names: list[str] = []
     for task in tasks:
@@ -91,8 +91,9 @@ def modules_of(tasks: Iterable[TaskOfProgram]) -> list[str]:
 
 
 def source_of(app: AppOfProgram) -> str:
-    """`module:name` of the app. The module that makes the app is preferred, and then those that declare its tasks.
-    Raises DeclarationError if the app is not a global variable of a module that another process can import.
+    """The `module:name` by which another process imports the app. The module that makes the app is preferred, and then
+    the modules that declare its tasks. Raises DeclarationError if the app is not a global variable of a module that
+    another process can import.
     """
     is_of_main = False
     for module in _modules_that_may_have(app):
@@ -113,14 +114,15 @@ def _modules_that_may_have(app: AppOfProgram) -> Iterator[str]:
     yield app.module
     yield from (task.function.__module__ for task in app.tasks.values())
     yield from (module for module in list(sys.modules) if module not in _MAIN)
-    yield from _MAIN  # last: to import the program again may do more than to import a module
+    yield from _MAIN  # last, because an import of the program may do more than an import of a module
 
 
 def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Settings) -> tuple[str, list[str]]:
-    """How the child processes of isolated tasks load the app: `module:name` of a registry that has the pipelines
-    `isolated`, and the modules to import before, because they declare these tasks. Raises DeclarationError.
+    """How the child processes of isolated tasks load the app. Returns the `module:name` of a registry that has the
+    pipelines `isolated`, and the modules that declare these tasks, which a child imports first. Raises
+    DeclarationError.
 
-    If the app is not a global variable of a module, the registry is that of the setting `pipelines`.
+    If the app is not a global variable of a module, the registry is the one that the setting `pipelines` names.
     """
     isolated = list(isolated)
     modules = modules_of(app.tasks[name] for name in isolated if name in app.tasks)
@@ -140,8 +142,8 @@ def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Set
 
 
 def check_program(modules: Collection[str]) -> None:
-    """Raises DeclarationError if a process would run this program when it imports the modules: if one of them is the
-    module that Python runs as the program, and nothing in it asks for `__name__`.
+    """Raises DeclarationError if a process that imports the modules would run this program again. This is so if one of
+    them is the module that Python runs as the program, and nothing in that module compares `__name__`.
     """
     main = next((module for module in _MAIN if (importable_name(module) or "") in modules), None)
     file = None if main is None else getattr(sys.modules[main], "__file__", None)
@@ -150,7 +152,7 @@ def check_program(modules: Collection[str]) -> None:
 
 
 def check_no_import_of_child() -> None:
-    """Raises DeclarationError if this is a child process of a worker that imports the program."""
+    """Raises DeclarationError if this process is a child of a worker, and imports the program now."""
     if is_import_of_child():
         raise DeclarationError(_unguarded("a program"))
 
@@ -163,7 +165,7 @@ def _unguarded(program: str) -> str:
 
 
 def _asks_for_name(path: Path) -> bool:
-    """Whether the file compares `__name__` with something. Also if that cannot be known."""
+    """Whether the file compares `__name__` with something. True, too, if the file cannot be read or parsed."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # no file, or no source

@@ -1,7 +1,8 @@
-"""Converts the result of a function to JSON and back. PostgreSQL keeps a small result, the object store a large one.
+"""Converts the result of a function to JSON and back. PostgreSQL stores a small result, and the object store stores a
+large one.
 
-A step's value is `{"value": JSON}`, or `{"output": NAME}` when the step's output NAME (an object in the store)
-has the JSON.
+The value that PostgreSQL stores for a step is `{"value": JSON}`. If the object store has the JSON, the value is
+`{"output": NAME}`, with the name of the step's output.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CONTENT_TYPE = "application/json"
 
 
 class Results:
-    """Encodes and decodes the results of one function. Without a return annotation, any JSON is a result."""
+    """Encodes and decodes the results of one function. Without a return annotation, the result may be any JSON."""
 
     def __init__(self, function: Callable[..., Any], hints: Mapping[str, Any]) -> None:
         """`hints`: the function's annotations, evaluated. Raises DeclarationError."""
@@ -49,8 +50,8 @@ class Results:
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:
-        """The result, read from its JSON. Raises ResultUnreadable: another release of the code wrote the JSON, or the
-        type does not read the JSON that it writes itself.
+        """The result, read from its JSON. Raises ResultUnreadable if the JSON does not fit the type. The reason may be
+        that another release of the code wrote the JSON, or that the type does not read the JSON that it writes itself.
         """
         try:
             return self._adapter.validate_json(encoded)
@@ -70,5 +71,5 @@ def stored_value() -> dict[str, Any]:
 
 
 def missing_result(run_id: UUID) -> ObjectMissing:
-    """The error if the value of the run's step names the output OUTPUT, but the run has no such output."""
+    """The error for a run whose step has a value that names the output OUTPUT, although the run has no such output."""
     return ObjectMissing(f"the run {run_id} has no output {OUTPUT}, which would have its result")

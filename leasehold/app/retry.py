@@ -1,4 +1,4 @@
-"""`Retry`: how often a task is tried again, after which delays, and after which exceptions never."""
+"""`Retry`: how often a task is tried again, after which delays, and after which exceptions it is not tried again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.option_types import check_time, check_whole
 
-#: More retries help nobody. PostgreSQL counts attempts in a smallint, which has room for this many.
+#: More retries help nobody. PostgreSQL counts attempts in a smallint, which has room for this number.
 MAX_TIMES = 1000
 #: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100
@@ -18,7 +18,7 @@ MAX_FACTOR = 100
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`times`: how often the task is tried again after failures; 0: the first failure is final.
+    """`times`: how often the task is tried again after failures. With 0, the first failure is final.
 
     The first delay is `delay`. Each further delay is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again

@@ -30,8 +30,8 @@ _MAX_REASON = 500
 
 
 class Run(Generic[R]):
-    """One run of a task. `await run` gives its result. Each method exists twice: `result` is for code without an event
-    loop, `aresult` for code in a loop. (The second form of `wait` is `awaited`.)
+    """One run of a task. `await run` gives its result. Each method exists twice. For example, `result` is for code
+    without an event loop, and `aresult` is for code in a loop. (The second form of `wait` is `awaited`.)
     """
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
@@ -63,15 +63,15 @@ class Run(Generic[R]):
         return self._connections.call(self._outcome()).status
 
     def status_and_code(self) -> tuple[str, str | None]:
-        """As `status`, with the code of the error with which the run ended. None: it has ended with none, or has not
-        ended.
+        """The status as `status` returns it, and the code of the error with which the run ended. The code is None if
+        the run has not ended, or has ended without an error.
         """
         outcome = self._connections.call(self._outcome())
         return outcome.status, None if outcome.error is None else outcome.error[0]
 
     def wait(self, timeout: float | None = None) -> Run[R]:
         """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
-        Unreachable as `status` does. An outage that begins during the wait raises nothing: the wait goes on, up to
+        Unreachable as `status` does. An outage that begins during the wait raises no error. The wait goes on, up to
         `timeout`.
         """
         self._refuse_in_loop("wait", "awaited")
@@ -79,30 +79,32 @@ class Run(Generic[R]):
         return self
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the end, and return the result. Raises TaskFailed if the run did not succeed. Raises as `wait`."""
+        """Wait for the end, and return the result. Raises TaskFailed if the run did not succeed, and the errors of
+        `wait`.
+        """
         self._refuse_in_loop("result", "aresult")
         return self._result_of(self._connections.call(self._outcome_at_end(timeout)))
 
     def cancel(self, reason: str = "") -> str:
-        """Request the cancel. Returns the run's status after the request. It is cancel_requested if a worker still runs
-        an attempt, or if the run's workflow must still handle the cancel. Otherwise it is cancelled, or the status with
-        which the run had ended already.
+        """Request the cancel. Returns the run's status after the request. It is `cancel_requested` if a worker still
+        runs an attempt, or if the run's workflow must still handle the cancel. Otherwise it is `cancelled`, or the
+        status with which the run had ended before.
         """
         return self._connections.call(self._cancel(reason))
 
     def signal(self, name: str, payload: Any = None) -> None:
-        """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
+        """Send a signal to the run's workflow. `payload` is JSON or a pydantic model.
 
         Raises NotFound, Conflict `run_ended` and TooMany `too_many_signals`. Raises Invalid `invalid_payload` for a
         payload that cannot be stored, or that has a wrong type while the run waits for the signal. Raises Invalid
-        `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no signal may have.
-        Raises Unreachable: the signal may or may not be stored.
+        `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no signal may have. Raises
+        Unreachable if PostgreSQL does not answer. Then the signal may or may not be stored.
         """
         self._connections.call(self._signal(name, payload))
 
     def stream(self) -> Iterator[Chunk]:
         """The chunks that the run emits, as the worker writes them, until the run ends. A chunk with the event
-        `restart` voids the step's earlier chunks. Raises NotFound, and Unreachable as `status`.
+        `restart` voids the step's earlier chunks. Raises NotFound, and Unreachable as `status` does.
         """
         self._refuse_in_loop("stream", "astream")
         last_number, is_end = 0, False  # the number of the last chunk that was read
@@ -114,28 +116,28 @@ class Run(Generic[R]):
     # --- in a loop
 
     async def astatus(self) -> str:
-        """As `status`."""
+        """The same as `status`, for code in an event loop."""
         return (await self._connections.acall(self._outcome())).status
 
     async def awaited(self, timeout: float | None = None) -> Run[R]:
-        """As `wait`."""
+        """The same as `wait`, for code in an event loop."""
         await self._connections.acall(self._wait(timeout))
         return self
 
     async def aresult(self, timeout: float | None = None) -> R:
-        """As `result`."""
+        """The same as `result`, for code in an event loop."""
         return self._result_of(await self._connections.acall(self._outcome_at_end(timeout)))
 
     async def acancel(self, reason: str = "") -> str:
-        """As `cancel`."""
+        """The same as `cancel`, for code in an event loop."""
         return await self._connections.acall(self._cancel(reason))
 
     async def asignal(self, name: str, payload: Any = None) -> None:
-        """As `signal`."""
+        """The same as `signal`, for code in an event loop."""
         await self._connections.acall(self._signal(name, payload))
 
     async def astream(self) -> AsyncIterator[Chunk]:
-        """As `stream`."""
+        """The same as `stream`, for code in an event loop."""
         last_number, is_end = 0, False  # the number of the last chunk that was read
         while not is_end:
             chunks = await self._connections.acall(self._chunks(last_number))
@@ -156,8 +158,8 @@ class Run(Generic[R]):
             raise TimeoutError(f"run {self.id} of {self.task} has not ended after {timeout} s")
 
     async def _outcome_at_end(self, timeout: float | None) -> Outcome:
-        """The outcome of the run's end. A failed run may be retried between its end and the read of its outcome: then
-        wait for the next end.
+        """Wait for the end of the run, and read its outcome. A failed run may be retried between its end and this read.
+        Then wait for the next end.
         """
         ends_at = None if timeout is None else monotonic() + timeout
         seconds = timeout
@@ -174,7 +176,8 @@ class Run(Generic[R]):
         await (await self._connections.link()).signal(self.id, name, _storable(payload))
 
     async def _cancel(self, reason: str) -> str:
-        # `storable_text` removes characters that PostgreSQL cannot store: an odd reason must not prevent the cancel.
+        # `storable_text` removes characters that PostgreSQL cannot store, because an odd reason must not prevent the
+        # cancel.
         return await (await self._connections.link()).cancel(self.id, storable_text(reason)[:_MAX_REASON])
 
     def _result_of(self, outcome: Outcome) -> R:

@@ -19,9 +19,9 @@ from leasehold.domain.option_types import check_time, check_whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute; further runs wait. The
+    """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute. Further runs wait. The
     limit counts the runs of each tenant separately. `by`: a JSON pointer into the arguments. Runs with different values
-    there are also counted separately. Calls of the task by `ctx.run` of workflows are runs, too.
+    at this place are also counted separately. When a workflow calls the task by `ctx.run`, this call is a run, too.
     """
 
     at_most: int | None = None
@@ -46,7 +46,7 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {by!r}")
 
 
-#: For how long a second submission with the same key gives the same run: as long as the platform stores the key
+#: For this time a second submission with the same key gives the same run. The platform stores the key for the same time
 #: (leasehold.db.idempotency.KEEP).
 KEY_LASTS = timedelta(hours=24)
 #: The most runs that one call of a function serves, and the longest that a run waits for others.
@@ -56,8 +56,8 @@ MAX_BATCH_WAIT = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One call of the function serves up to `size` runs of one tenant. A run waits in its worker for others, at most
-    `wait`. Each waiting run uses a slot (room for one attempt), so a batch is never larger than the number of the
+    """One call of the function serves up to `size` runs of one tenant. A run waits in its worker for other runs, for at
+    most `wait`. Each waiting run uses a slot (room for one attempt), so a batch is never larger than the number of the
     worker's slots.
     """
 
@@ -76,9 +76,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """One run for equal arguments: a second submission returns the run of the first. `by`: the names of the arguments
-    that are compared; empty: all arguments. `within`: for how long after the first submission this holds, at most 24
-    hours.
+    """Submissions with equal arguments give one run. A second submission returns the run of the first. `by`: the names
+    of the arguments that are compared. If it is empty, all arguments are compared. `within`: for how long after the
+    first submission a further submission returns its run, at most 24 hours.
     """
 
     by: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Unique:
             raise DeclarationError(f"Unique.within is more than 0 and at most {hours:g} hours")
 
     def key(self, params: Mapping[str, Any]) -> str:
-        """The key of a submission: submissions with the same key give the same run."""
+        """The key of a submission. Submissions with the same key give the same run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)
-        # 40 characters (160 bits) of the hash: no two keys collide, and the key stays short.
+        # Use 40 characters (160 bits) of the hash. This is enough that no two keys collide, and the key stays short.
         return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

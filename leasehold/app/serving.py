@@ -1,5 +1,5 @@
-"""What `App.serving` does: it makes the worker, and looks at it beside the block. The worker cannot end the user's
-program.
+"""What `App.serving` does. It makes the worker, and watches the worker while the block runs. The worker cannot end the
+user's program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 def worker_of(app: AppOfProgram, settings: Settings) -> Worker:
     """The worker that serves the app in this process. Raises DeclarationError if the processes of its tasks cannot
-    import the app, or would run this program when they do.
+    import the app, or if this import would run the program again.
     """
     pipelines = app.pipelines()
     queues = ServedQueues.chosen(pipelines, settings)
@@ -46,8 +46,8 @@ async def watched(worker: Worker) -> AsyncIterator[None]:
     """Watch the worker during the block, and drain it at the end of the block.
 
     If a part of the worker fails, cancel the task that entered the block, and raise the part's error at the end of the
-    block in place of the CancelledError. If an operator asks the worker to drain, or most of its threads are stuck,
-    drain it: the block goes on.
+    block in place of the CancelledError. If an operator asks the worker to drain, or if most of its threads are stuck,
+    drain the worker. The block goes on.
     """
     failure = _Failure(worker)
     tasks = [asyncio.create_task(failure.watch()), asyncio.create_task(_drain_if_retired(worker))]
@@ -61,7 +61,7 @@ async def watched(worker: Worker) -> AsyncIterator[None]:
         if not failure.was_the_only_cancel():
             raise
     finally:
-        failure.was_the_only_cancel()  # the block may have caught the CancelledError
+        failure.was_the_only_cancel()  # take the cancel back, even if the block has caught the CancelledError
         await cancel_and_wait(*tasks)
     if failure.error is not None:
         raise failure.error
@@ -88,7 +88,7 @@ class _Failure:
             self._has_cancelled = self._block is not None and self._block.cancel()
 
     def was_the_only_cancel(self) -> bool:
-        """Take back the cancel that the failure made. Returns whether the block was cancelled by nothing else."""
+        """Take back the cancel that this object made. Returns whether nothing else has cancelled the block."""
         if not self._has_cancelled or self._block is None:
             return False
         self._has_cancelled = False

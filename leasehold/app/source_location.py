@@ -17,8 +17,8 @@ _PLATFORM = __name__.partition(".")[0]
 
 
 def location_of(function: Callable[..., Any]) -> str:
-    """`file:line` of the function; the file is relative to the current folder if it lies there. For an object without
-    Python code, such as a class: its module and name.
+    """The function's `file:line`. The file is relative to the current folder if it lies there. An object without Python
+    code, such as a class, gets its module and name instead.
     """
     code = getattr(unwrap(function), "__code__", None)
     if code is None:
@@ -27,20 +27,20 @@ def location_of(function: Callable[..., Any]) -> str:
 
 
 def location_of_caller(frame: FrameType | None) -> str:
-    """`file:line` of the frame's caller."""
+    """The `file:line` of the code that called the frame."""
     caller = None if frame is None else frame.f_back
     return "?" if caller is None else _location(caller.f_code.co_filename, caller.f_lineno)
 
 
 def module_of_caller(frame: FrameType | None) -> str:
-    """The name of the module of the frame's caller."""
+    """The name of the module whose code called the frame."""
     caller = None if frame is None else frame.f_back
     return "" if caller is None else str(caller.f_globals.get("__name__", ""))
 
 
 @contextmanager
 def declared_at(function: Callable[..., Any]) -> Iterator[None]:
-    """`with declared_at(function):` puts the function's place before each DeclarationError."""
+    """`with declared_at(function):` puts the function's file and line before the text of each DeclarationError."""
     try:
         yield
     except DeclarationError as error:
@@ -48,8 +48,8 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` begins each DeclarationError with the file and line of the user's code: the innermost
-    frame outside of the platform's package.
+    """`with PlaceOfCaller():` puts the file and line of the user's code before the text of each DeclarationError. It is
+    the line of the innermost frame outside of the platform's package.
     """
 
     def __enter__(self) -> None: ...

@@ -27,8 +27,8 @@ _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it:
 
 
 class Adapter(ABC):
-    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks. The methods of such an adapter are
-    coroutines, too, but they never wait for an event loop: `run_now` runs them without a loop.
+    """The user's connection, with asyncpg's methods. `is_sync`: whether the driver blocks. The methods of an adapter of
+    such a driver are coroutines, too, but they never wait for an event loop. So `run_now` can run them without a loop.
     """
 
     is_sync = False
@@ -42,11 +42,12 @@ class Adapter(ABC):
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
         """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. A call without a commit does no harm: workers then only poll for due tasks.
+        not block, and raises nothing. A call without a commit does no harm, because workers then only poll for due
+        tasks in vain.
         """
 
     def is_in_transaction(self) -> bool:
-        """Always True: `check` refuses a connection that is not in a transaction."""
+        """Always True, because `check` refuses a connection that is not in a transaction."""
         return True
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Row]:
@@ -69,8 +70,8 @@ class Adapter(ABC):
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """PostgreSQL's error code (SQLSTATE) in a driver's error, or in the driver's error that SQLAlchemy wraps. None: the
-    error has no code.
+    """PostgreSQL's error code (SQLSTATE) in a driver's error, or in the driver's error that SQLAlchemy wraps. None if
+    the error has no code.
     """
     for candidate in (error, getattr(error, "orig", None), error.__cause__):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
@@ -175,7 +176,7 @@ class _SqlAlchemy(Adapter):
     _user_connection: Any
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        """A Session reports its commit. A Connection does not: its event `commit` comes before the commit."""
+        """A Session reports its commit. A Connection does not, because its event `commit` comes before the commit."""
         from sqlalchemy import event  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
 
         session = getattr(self._user_connection, "sync_session", self._user_connection)
@@ -234,7 +235,7 @@ def _rows_of(result: Any) -> list[Row]:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end without an event loop. Its statements use a sync driver: the driver blocks, so the
+    """Run a coroutine to its end without an event loop. Its statements use a sync driver, which blocks. So the
     coroutine never waits for a loop.
     """
     try:

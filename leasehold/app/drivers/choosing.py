@@ -41,15 +41,15 @@ def adapter_of(connection: Any) -> Adapter:
 
 
 def name_of_type(value: Any) -> str:
-    """The value's type with its module, because the connections of most drivers have a class `Connection`."""
+    """The name of the value's type, with its module, because most drivers call their class `Connection`."""
     value_class = type(value)
     name = value_class.__qualname__
     return name if value_class.__module__ == "builtins" else f"{value_class.__module__}.{name}"
 
 
 def _unwrapped(connection: Any) -> Any:
-    """The session in a scoped_session, or the driver's connection in a connection of Django; else the connection
-    itself.
+    """The session in a scoped_session, or the driver's connection in a connection of Django. Any other connection is
+    returned as it is.
     """
     connection_class = type(connection)
     is_scoped_session = connection_class.__name__ in ("scoped_session", "async_scoped_session")

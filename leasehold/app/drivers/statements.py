@@ -22,7 +22,7 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
     def replacement(token: re.Match[str]) -> str:
         if token[1] is None:
             return escapes.get(token[0], token[0])
-        # An argument that is JSON comes as text (`parameter`), so PostgreSQL converts it. SQLAlchemy needs escaped
+        # `parameter` passes JSON as text, so PostgreSQL must convert the text to jsonb. SQLAlchemy needs escaped
         # colons.
         colons = escapes.get(":", ":") * 2
         return placeholder(token[1]) + (f"{colons}text{colons}jsonb" if token[2] else "")
@@ -32,7 +32,9 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
 
 @cache
 def for_asyncpg(statement: str) -> str:
-    """The statement for asyncpg. JSON is passed as text: the connection may lack a JSON codec, or have the user's."""
+    """The statement for asyncpg. JSON is passed as text, because the connection may lack a JSON codec, or have the
+    user's.
+    """
     return _converted(statement, lambda number: f"${number}", {})
 
 
@@ -49,7 +51,7 @@ def for_sqlalchemy(statement: str) -> str:
 
 
 def parameter(value: Any) -> Any:
-    """The argument as every driver takes it: JSON as text, and an id as the standard library's UUID."""
+    """The argument in a form that every driver accepts: JSON as text, and an id as the standard library's UUID."""
     if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return orjson.dumps(value, default=str).decode()
     if isinstance(value, list):
@@ -58,7 +60,7 @@ def parameter(value: Any) -> Any:
 
 
 def named_parameters(arguments: Iterable[Any]) -> dict[str, Any]:
-    """{name of the placeholder: argument}, for psycopg and SQLAlchemy."""
+    """The arguments by the name of their placeholder (`p1`, `p2`, ...), for psycopg and SQLAlchemy."""
     return {f"p{number}": parameter(value) for number, value in enumerate(arguments, 1)}
 
 
