@@ -15,7 +15,7 @@ from leasehold.domain.pipeline import Pipeline
 
 class StartableTask:
     """A task that a workflow may start. `ctx.start` starts a separate run. `ctx.run` adds a step to the workflow's job,
-    or starts a separate run if the task is limited. Implements leasehold.workflows.pending.Runnable.
+    or starts a separate run if the task is limited. This class implements leasehold.workflows.pending.Runnable.
     """
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:
@@ -23,7 +23,7 @@ class StartableTask:
         self._pipeline = pipeline
         self._arguments = arguments
         self._results = results
-        # The workflow's step is named after the task (`send_receipt`, of the pipeline `shop.send_receipt`).
+        # The name of the step that the workflow adds. For the pipeline `shop.send_receipt`, it is `send_receipt`.
         self.step_name = pipeline.name.partition(".")[2]
         self.handler = f"{pipeline.name}.{pipeline.steps[0].name}"
 
@@ -35,7 +35,7 @@ class StartableTask:
         return self._arguments.encoded(args, kwargs)
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
-        """The run that `ctx.start` starts, or `ctx.run` of a limited task."""
+        """The run that `ctx.start` starts. `ctx.run` starts it, too, if the task is limited."""
         from leasehold.app.writing import template_version_of  # noqa: PLC0415 - code that only declares tasks does not load the database driver
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 

@@ -1,8 +1,8 @@
-"""`Task`: a function that was declared with `@app.task`. A call runs the function in this process; `submit` lets a
-worker run it.
+"""`Task`: a function that was declared with `@app.task`. A call runs the function in this process. With `submit`, a
+worker runs it.
 
-PositionalTask is for functions with a positional parameter, and KeywordTask for all others. They differ in what type
-checkers accept, and in what `submit_many` takes.
+PositionalTask is for functions that take a positional argument, and KeywordTask for all other functions. They differ in
+what type checkers accept, and in what `submit_many` takes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ A = TypeVar("A")  # the type of its first argument
 C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
 
 #: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
-#: because a worker runs all tasks of a queue in the sandbox, or none.
+#: because a worker runs either all tasks of a queue in the sandbox, or none of them.
 ISOLATED_QUEUE = "isolated"
 
 
@@ -87,8 +87,8 @@ class Task(Generic[P, R]):
         return hints_of(function, local_names)
 
     def _apply_options(self) -> None:
-        """Check the options `debounce`, `unique` and `on_failure`, and give the pipeline its limit and the task that
-        follows a failure. Raises DeclarationError.
+        """Check the options `debounce`, `unique` and `on_failure`. Give the pipeline its limit, and the task that runs
+        after a failure. Raises DeclarationError.
         """
         if self.terms.limit is not None:
             limit = self.terms.limit
@@ -124,7 +124,8 @@ class Task(Generic[P, R]):
                 raise declaration_error(
                     self.function, "a process imports the function by its name: declare it at module level"
                 )
-            # `room` reserves a process. If none is free, the attempt snoozes: it ends, and another attempt runs later.
+            # `room` reserves a process. If no process is free, the attempt snoozes, which means that it ends and
+            # another attempt runs later.
             self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
@@ -135,13 +136,13 @@ class Task(Generic[P, R]):
         return f"<task {self.name} of {self.location}>"
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
-        """The task with options: `task.options(key="k").submit(1, b=2)`. A type checker then sees the function's
-        parameters. Also use `options` if a parameter has the name of an option.
+        """The task with options, for example `task.options(key="k").submit(1, b=2)`. In this form a type checker sees
+        the function's parameters. Also use `options` if a parameter has the name of an option.
         """
         return Prepared(self, Options(**options))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """The call, checked, for `submit_many`. Raises InvalidArguments."""
+        """A call with checked arguments, for `submit_many`. Raises InvalidArguments."""
         return Call(self, self.arguments.encoded(args, kwargs))
 
     def find(self, run_id: UUID | str) -> Run[R]:
@@ -151,8 +152,8 @@ class Task(Generic[P, R]):
         return Run(id_of(run_id), self.name, self.results, self._connections)
 
     def _call_with_options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
-        """The call of `submit`. A keyword argument with the name of an option is the option, unless a parameter has
-        this name.
+        """The call of `submit`. A keyword argument with the name of an option counts as the option, unless a parameter
+        has this name.
         """
         options = {name: value for name, value in kwargs.items() if name in self._option_names}
         named = {name: value for name, value in kwargs.items() if name not in self._option_names}
@@ -179,10 +180,11 @@ class Task(Generic[P, R]):
         return _handles_of(calls, await awrite_in(connection, calls, self._connections))
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a server: its arguments and result go through JSON as in a worker.
+        """Run the function here and now, without a server. Its arguments and its result are converted to JSON and back,
+        as in a worker.
 
-        Raises what the function raises, InvalidArguments, and RuntimeError for an `async def` in a running event loop:
-        use `alocal` there.
+        Raises what the function raises, and InvalidArguments. Raises RuntimeError for an `async def` in a running event
+        loop, where `alocal` must be used.
         """
         if self._is_async:
             return asyncio.run(self.alocal(*args, **kwargs))
@@ -190,20 +192,22 @@ class Task(Generic[P, R]):
             return self._local_result(self._call_locally(positional, named))
 
     async def alocal(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `local`, for an `async def`; a plain function runs in this thread."""
+        """The same as `local`, for an `async def`. A plain function runs in this thread."""
         with self._local_attempt(args, kwargs) as (positional, named):
             result = self._call_locally(positional, named)
             return self._local_result(await result if self._is_async else result)
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Call the function. Returns its result; for an `async def`, a coroutine that returns the result."""
+        """Call the function. Returns its result, or for an `async def` a coroutine that returns the result."""
         return self.function(*positional, **named)
 
     @contextmanager
     def _local_attempt(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The block of a local call. Yields its positional and named arguments, converted to JSON and back."""
+        """Make an attempt for a local call, for the block. Yields the positional and the named arguments of the call,
+        converted to JSON and back.
+        """
         params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
         attempt = LocalAttempt("local", self.terms)
         token = enter(Current(self.name, attempt.given(self.name, params)))
@@ -219,7 +223,7 @@ class Task(Generic[P, R]):
 
 
 class Prepared(Generic[P, R]):
-    """A task with options: `task.options(...)`."""
+    """A task with options, as `task.options(...)` returns it."""
 
     def __init__(self, task: Task[P, R], options: Options) -> None:
         self._task = task
@@ -230,19 +234,19 @@ class Prepared(Generic[P, R]):
         return Call(self._task, self._task.arguments.encoded(args, kwargs), self._options)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Submit a run. Raises as PositionalTask.submit."""
+        """Submit a run. Raises the errors of PositionalTask.submit."""
         return self._task._submit([self.call(*args, **kwargs)])[0]  # noqa: SLF001 - of the same module
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """As `submit`, in an event loop."""
+        """The same as `submit`, in an event loop."""
         return (await self._task._asubmit([self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - of the same module
 
     def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """As PositionalTask.submit_in."""
+        """The same as PositionalTask.submit_in."""
         return self._task._submit_in(connection, [self.call(*args, **kwargs)])[0]  # noqa: SLF001 - as above
 
     async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """As PositionalTask.asubmit_in."""
+        """The same as PositionalTask.asubmit_in."""
         return (await self._task._asubmit_in(connection, [self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - as above
 
 
@@ -258,10 +262,10 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     def submit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # `submit` checks the arguments itself
-        """Submit a run: a worker will run the function. Returns once the run is committed.
+        """Submit a run. A worker will run the function. Returns when the run is committed.
 
         Raises InvalidArguments if the arguments do not fit, Invalid for a wrong option, and Conflict for an `id` that
-        another run has. Raises Unanswered if there was no answer: the run may or may not exist.
+        another run has. Raises Unanswered if there was no answer. Then the run may or may not exist.
         """
         return self._submit([self._call_with_options(args, kwargs)])[0]
 
@@ -270,7 +274,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     async def asubmit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # as `submit`
-        """As `submit`, in an event loop."""
+        """The same as `submit`, in an event loop."""
         return (await self._asubmit([self._call_with_options(args, kwargs)]))[0]
 
     @overload
@@ -278,10 +282,11 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     def submit_in(self, connection: Any, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """Submit in the caller's own transaction: the run exists once the transaction has committed.
+        """Submit in the caller's own transaction. The run exists when the transaction has committed.
 
         `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or a connection of Django. Raises
-        as `submit`. Raises TransactionRefused, and writes nothing, in autocommit or in a transaction that has failed.
+        the errors of `submit`. In autocommit, or in a transaction that has failed, raises TransactionRefused and writes
+        nothing.
         """
         return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 
@@ -290,17 +295,19 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     async def asubmit_in(self, connection: Any, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """As `submit_in`, for an AsyncSession or AsyncConnection of SQLAlchemy, an asyncpg connection, or a psycopg 3
-        AsyncConnection.
+        """The same as `submit_in`, for an AsyncSession or AsyncConnection of SQLAlchemy, an asyncpg connection, or a
+        psycopg 3 AsyncConnection.
         """
         return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
-        """Submit a run for each argument or `task.call(...)`: all or none. Returns the runs in the same order."""
+        """Submit a run for each argument or `task.call(...)`, either all runs or none. Returns the runs in the same
+        order.
+        """
         return self._submit([self._call_of(argument) for argument in arguments])
 
     async def asubmit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
-        """As `submit_many`, in an event loop."""
+        """The same as `submit_many`, in an event loop."""
         return await self._asubmit([self._call_of(argument) for argument in arguments])
 
     def _call_of(self, argument: A | Call[R]) -> Call[R]:
@@ -322,7 +329,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     def submit(self: KeywordTask[[], R, C], **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:
-        """As PositionalTask.submit."""
+        """The same as PositionalTask.submit."""
         return self._submit([self._call_with_options(args, kwargs)])[0]
 
     @overload
@@ -330,7 +337,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     async def asubmit(self: KeywordTask[[], R, C], **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:
-        """As `submit`, in an event loop."""
+        """The same as `submit`, in an event loop."""
         return (await self._asubmit([self._call_with_options(args, kwargs)]))[0]
 
     @overload
@@ -338,7 +345,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     def submit_in(self: KeywordTask[[], R, C], connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """As PositionalTask.submit_in."""
+        """The same as PositionalTask.submit_in."""
         return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 
     @overload
@@ -348,25 +355,27 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
         self: KeywordTask[[], R, C], connection: Any, /, **options: Unpack[SubmitOptions]
     ) -> Run[R]: ...
     async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
-        """As PositionalTask.asubmit_in."""
+        """The same as PositionalTask.asubmit_in."""
         return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
-        """Submit a run for each `task.call(...)`: all or none. Returns the runs in the same order."""
+        """Submit a run for each `task.call(...)`, either all runs or none. Returns the runs in the same order."""
         return self._submit(list(calls))
 
     async def asubmit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
-        """As `submit_many`, in an event loop."""
+        """The same as `submit_many`, in an event loop."""
         return await self._asubmit(list(calls))
 
 
 def _handles_of(calls: Sequence[Call[R]], ids: Sequence[UUID]) -> list[Run[R]]:
-    """The handles of the runs, each made by the task of its call: `submit_many` takes calls of other tasks, too."""
+    """The handles of the runs. The task of each call makes the handle of its run, because `submit_many` takes calls of
+    other tasks, too.
+    """
     return [call.task.find(run_id) for call, run_id in zip(calls, ids, strict=True)]
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """Raises DeclarationError for a function that no worker could call."""
+    """Raises DeclarationError for a function that a worker could not call."""
     inner: Any = inspect.unwrap(function)
     if not inspect.isfunction(inner):
         raise DeclarationError(f"{function!r} is not a function: a task is declared above a def")

@@ -29,7 +29,7 @@ class Follower(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@app.task(...)` takes, except `batch`; `App.task` explains each option."""
+    """The options of `@app.task(...)`, except `batch`. `App.task` explains each option."""
 
     name: str | None
     queue: str | None
@@ -71,7 +71,8 @@ class TaskTerms:
             check_kind(name, getattr(self, name), bool, "True")
         for name, kind, argument in (("limit", Limit, "at_most="), ("unique", Unique, ""), ("batch", Batch, "size=")):
             value = getattr(self, name)
-            # If the program gave a number, as in `limit=5`, the message repeats it: write Limit(at_most=5).
+            # If the program gave a number, as in `limit=5`, the message repeats the number. It then says to write
+            # Limit(at_most=5).
             number = "" if not argument else value if is_whole(value) else 10
             if value is not None:
                 check_kind(name, value, kind, f"{kind.__name__}({argument}{number})")
@@ -82,8 +83,8 @@ class TaskTerms:
 
 
 def check_name_and_times(name: str | None, queue: str, timeout: timedelta, cancel_grace: timedelta) -> None:
-    """Check the types of the options that tasks and workflows share. Raises DeclarationError, whose message says what
-    to write.
+    """Check the types of the options that both tasks and workflows have. Raises DeclarationError, whose message says
+    what to write.
     """
     if name is not None:
         check_text("name", name, "other_name")

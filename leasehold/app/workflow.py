@@ -21,8 +21,8 @@ from leasehold.domain.option_types import is_whole
 from leasehold.domain.verdicts import LeftToOthers
 
 A = TypeVar("A")  # the type of the first argument after the context
-P = ParamSpec("P")  # the parameters after the context
-Q = ParamSpec("Q")  # the parameters after the first argument
+P = ParamSpec("P")  # all parameters after the context
+Q = ParamSpec("Q")  # the parameters after the context and the first argument
 R = TypeVar("R")  # the type of the result
 #: The highest version: PostgreSQL stores it as a smallint.
 MAX_VERSION = 32_767
@@ -31,7 +31,7 @@ _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowTerms:
-    """What `@app.workflow(...)` takes; `App.workflow` explains each option."""
+    """The options of `@app.workflow(...)`. `App.workflow` explains each option."""
 
     name: str | None = None
     queue: str = "default"
@@ -47,7 +47,7 @@ class WorkflowTerms:
 
 
 class WorkflowHandling:
-    """The handler of a workflow's one step, as the worker calls it."""
+    """Runs a workflow. `run_until_wait` is the handler of the workflow's only step, which the worker calls."""
 
     def __init__(self, function: Callable[..., Any], arguments: Arguments, results: Results) -> None:
         self._function = function
@@ -55,8 +55,9 @@ class WorkflowHandling:
         self._results = results
 
     async def run_until_wait(self, attempt: Any) -> Any:
-        """Run the function until it ends or waits. Returns a Done, or what the run waits for (the suspension), or
-        LeftToOthers.
+        """Run the function until it ends or waits. If it has ended, returns a Done. If it waits, returns the
+        suspension, which says what the run waits for. If this worker lacks the code of a task that the function calls,
+        returns LeftToOthers.
         """
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 
@@ -77,7 +78,7 @@ class WorkflowHandling:
 
 
 class _WorkflowTask(Task[P, R]):
-    """What a workflow does differently from a task. PositionalWorkflow and KeywordWorkflow share it."""
+    """What a workflow does differently from a task. It is the base of PositionalWorkflow and KeywordWorkflow."""
 
     _leading_parameters = 1  # the context, which no caller passes
 
@@ -93,16 +94,16 @@ class _WorkflowTask(Task[P, R]):
         return WorkflowHandling(self.function, self.arguments, self.results).run_until_wait
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ARG002 - the signature of a task
-        """Raises TypeError: a workflow needs a server, which keeps its journal (the record of its calls)."""
+        """Raises TypeError, because a workflow needs a server, which keeps its journal (the record of its calls)."""
         raise TypeError(f"{self.name} is a workflow: it needs a server, which keeps its journal")
 
     async def alocal(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `local`."""
+        """Raises TypeError, as `local` does."""
         return self.local(*args, **kwargs)
 
 
 class PositionalWorkflow(_WorkflowTask[Concatenate[A, Q], R], PositionalTask[A, Q, R, NoReturn], Generic[A, Q, R]):
-    """A workflow with at least one parameter besides its context. Only a worker can run it: submit it."""
+    """A workflow that takes a positional argument besides its context. Only a worker can run it, so submit it."""
 
     def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
         """Raises TypeError."""

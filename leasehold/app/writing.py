@@ -26,14 +26,14 @@ from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"  # the database's time, as a number of seconds
-_ACCEPTED = 202  # the HTTP status that is stored with a key; the API stores the same
+_ACCEPTED = 202  # the HTTP status that is stored with a key, as the API stores it
 
 
 @dataclass(slots=True)
 class Written:
     """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`
     (messages that tell workers of due tasks). The caller also admits the runs that wait at the concurrency limits
-    `limits`: it starts those for which the limits have room.
+    `limits`, which means to start those for which the limits have room.
     """
 
     ids: list[UUID] = field(default_factory=list)
@@ -42,19 +42,23 @@ class Written:
 
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
-    """Write a run for each call: all or none. Call it in a transaction. `keep_seconds`: how long a run is kept after it
-    has ended. Raises Invalid for a key that was used with other arguments, or a payload that is too large. Raises
-    Conflict for a Celery id that a run of another task has.
+    """Write a run for each call, either all runs or none. Call this function in a transaction. `keep_seconds`: how long
+    a run is kept after it has ended. Raises Invalid for a key that was used with other arguments, or a payload that is
+    too large. Raises Conflict for a Celery id that a run of another task has.
 
-    The steps: leave out calls whose Celery id a run has already. Sort the calls into debounced calls, calls with a key,
-    and others. Reserve each key: a new key gets one run, and all its calls get the id of the key's run. Merge debounced
-    calls with runs that wait. Write all new runs together. Finally store each new run's id with its key.
+    The steps:
+    - Leave out calls whose Celery id a run has already.
+    - Sort the calls into debounced calls, calls with a key, and others.
+    - Reserve each key. A new key gets one run. All calls with the key get the id of the key's run.
+    - Merge debounced calls with runs that wait.
+    - Write all new runs together.
+    - Store each new run's id with its key.
     """
     written = Written([call.run_id for call in calls])
     now = await _time_of_submission(connection, calls)
-    new_runs: dict[int, NewRun] = {}  # by the index of the call
-    keyed_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and key
-    debounced_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and debounce key
+    new_runs: dict[int, NewRun] = {}  # index of the call -> its run
+    keyed_indexes: dict[tuple[str, str], list[int]] = {}  # (task, key) -> indexes of the calls
+    debounced_indexes: dict[tuple[str, str], list[int]] = {}  # (task, debounce key) -> indexes
     for index, call in await _calls_to_write(connection, calls, tenant, written):
         encoded_payload(call.params)  # raises Invalid
         if call.debounce_key is not None:
@@ -94,9 +98,9 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
 async def write_plain(
     connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int
 ) -> Written | None:
-    """Write the run of a single call by one statement outside a transaction, which saves round trips to PostgreSQL.
-    None: nothing was written, because the submission has several calls, a key, a Celery id, a debounce or a limit. Then
-    use `write`.
+    """Write the run of a single call by one statement outside a transaction, which saves round trips to PostgreSQL. If
+    the submission has several calls, a key, a Celery id, a debounce or a limit, returns None, and nothing is written.
+    Then use `write`.
 
     Raises Invalid for a payload that is too large.
     """
@@ -113,8 +117,8 @@ async def write_plain(
 async def _calls_to_write(
     connection: Connection, calls: Sequence[Call[Any]], tenant: str, written: Written
 ) -> list[tuple[int, Call[Any]]]:
-    """The calls and their indexes, without those whose Celery id a run has already: `written` gets the ids of these
-    runs. Raises Conflict for a Celery id that a run of another task has.
+    """The calls that must be written, with their indexes. A call whose Celery id a run has already is left out, and
+    `written` gets the id of that run. Raises Conflict for a Celery id that a run of another task has.
     """
     to_write = []
     for index, call in enumerate(calls):
@@ -137,8 +141,8 @@ async def _write_debounced(
     written: Written,
     now: datetime,
 ) -> list[NewRun]:
-    """Debounce the calls, and set their ids in `written`. Calls with one key become one run, with the id of the first
-    call and the arguments of the last.
+    """Debounce the calls, and set their ids in `written`. Calls with the same debounce key become one run, with the id
+    of the first call and the arguments of the last call.
 
     If a run with the key waits already, that run gets the last call's arguments, and its delay begins again. All other
     runs are new. This function returns them, and the caller must write them.
@@ -169,8 +173,9 @@ def _submission(submission_id: UUID, call: Call[Any]) -> debounce.Debounced:
 
 
 async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: str, tenant: str) -> Reservation | UUID:
-    """Reserve the key of these calls of one task, for a run that the caller then writes. If a run was written with the
-    key before, returns the id of that run. Raises Invalid if that run or one of the calls has other arguments.
+    """Reserve the key of these calls of one task, for a run that the caller then writes. If an earlier submission has
+    written a run with the key, returns the id of that run instead. Raises Invalid if the calls, or that run, have
+    different arguments.
     """
     name = calls[0].task.name
     # If the caller gave the key, all calls with it must have equal arguments. A key of the option `unique` is made of
@@ -188,12 +193,12 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
 
 
 async def _time_of_submission(connection: Connection, calls: Sequence[Call[Any]]) -> datetime:
-    """The time from which the delays of the calls count: the database's time, because the clock of the program may be
-    wrong. If no call has a delay, this time has no effect, so the program's clock is used.
+    """The time from which the delays of the calls count. This is the database's time, because the clock of the program
+    may be wrong. If no call has a delay, this time has no effect, so the program's clock is used.
     """
     if not any(call.delay for call in calls):
         return datetime.now(UTC)
-    # _TIME is a number, because not every driver of `submit_in` gives a timestamp with its time zone.
+    # _TIME is a number, because some drivers of `submit_in` return a timestamp without its time zone.
     return datetime.fromtimestamp(await connection.fetchval(_TIME), UTC)
 
 
@@ -211,7 +216,7 @@ def _new_run(call: Call[Any], tenant: str, keep_seconds: int, now: datetime) -> 
 
 
 def _tags_of(options: Options) -> Mapping[str, str]:
-    """The caller's tags, with the run's Celery id."""
+    """The caller's tags, and a tag with the run's Celery id if it has one."""
     tags = options.tags or {}
     return tags if options.celery_id is None else {**tags, TAG: options.celery_id}
 

@@ -16,7 +16,7 @@ __all__ = ["BANDS", "Broker", "Delivery", "Hint", "make_broker", "open_broker"]
 
 
 def make_broker(settings: Settings) -> Broker:
-    """Make the broker that `settings.broker` names; it is not open yet."""
+    """Make the broker that `settings.broker` names, without opening it."""
     return AmqpBroker(settings) if settings.broker == "amqp" else PostgresBroker(settings)
 
 

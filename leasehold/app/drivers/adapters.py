@@ -204,7 +204,7 @@ class SqlAlchemy(_SqlAlchemy):
     @cached_property
     def _connection(self) -> Any:
         """The connection to use. A statement on a session itself would first flush the session's objects."""
-        is_session = callable(self._user_connection.connection)  # a method of a Session, but a property of a Connection
+        is_session = callable(self._user_connection.connection)  # a method of a Session, a property of a Connection
         return self._user_connection.connection() if is_session else self._user_connection
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:

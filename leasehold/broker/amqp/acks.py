@@ -1,4 +1,4 @@
-"""Sends the acknowledgements of one channel, many in one write. There is no timer: the ACKs that come during a write go
+"""Sends the acknowledgements of one channel, many in one write. There is no timer. The ACKs that come during a write go
 out together in the next write.
 
 Source of the layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
@@ -19,7 +19,7 @@ _BASIC_ACK = 0x3C0050  # class 60 and method 80
 
 
 def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
-    """The frame that acknowledges `tag`; with `multiple`, all tags up to it."""
+    """The frame that acknowledges `tag`. With `multiple`, it acknowledges all tags up to `tag`."""
     return frame(METHOD, channel, _ACK.pack(_BASIC_ACK, tag, multiple))
 
 
@@ -59,17 +59,18 @@ class Acks:
                 if not self._settled_tags:
                     self._nothing_to_send.set()
         finally:
-            self._nothing_to_send.set()  # the rest can never be sent: `drained` must not wait for it
+            self._nothing_to_send.set()  # the rest can never be sent, so `drained` must not wait for it
 
     async def drained(self) -> None:
-        """Return when all ACKs settled so far are on the wire, or the channel is lost."""
+        """Return when all ACKs that were settled so far are written to the socket, or when the channel is lost."""
         await self._nothing_to_send.wait()
 
     async def _send(self, tags: list[int]) -> None:
-        """Send the ACKs of `tags` (ascending): one `multiple` ACK for all tags below the oldest unsettled delivery, and
-        one ACK for each other tag. All go out in one write. The client's `basic_ack` would need one write for each.
+        """Send the ACKs of `tags` (ascending). One `multiple` ACK covers all tags below the oldest unsettled delivery,
+        and each other tag gets an ACK of its own. All ACKs go out in one write. The AMQP client's `basic_ack` would
+        need one write for each ACK.
         """
-        oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # if no delivery is unsettled: a number above all tags
+        oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # a number above all tags if none is unsettled
         below_oldest = [tag for tag in tags if tag < oldest]
         acks = [ack(self._channel.number, below_oldest[-1], multiple=True)] if below_oldest else []
         acks += [ack(self._channel.number, tag) for tag in tags[len(below_oldest) :]]

@@ -1,4 +1,4 @@
-"""RabbitMQ as the broker: one connection publishes, another consumes, and each reconnects by itself.
+"""RabbitMQ as the broker. One connection publishes, and another connection consumes. Each reconnects by itself.
 
 The connections are separate because RabbitMQ blocks connections that publish during a memory or disk alarm. Consuming
 must go on, because it empties the queues, and so ends the alarm.
@@ -19,8 +19,8 @@ from leasehold.settings import Settings
 
 class AmqpBroker:
     """The Broker that publishes hints (messages that tell workers of due tasks) to RabbitMQ, and consumes them.
-    base.Broker explains each method. The publisher and the consumer each have a `link`: a connection that reconnects
-    whenever it breaks.
+    base.Broker explains each method. The publisher and the consumer each have a `link`, which is a connection that
+    reconnects whenever it breaks.
     """
 
     name = "amqp"
@@ -58,8 +58,8 @@ class AmqpBroker:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """`prefetch`: by queue. `on_wake`: called with the name of a queue when its consumer resumes after a gap,
-        because hints may have been lost meanwhile.
+        """`prefetch`: queue -> how many unacknowledged hints RabbitMQ may deliver. `on_wake`: a function that is called
+        with the name of a queue when its consumer resumes after a gap, because hints may have been lost meanwhile.
         """
         await self._consumer.consume(prefetch, on_delivery, on_wake)
 

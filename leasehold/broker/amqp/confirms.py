@@ -21,19 +21,19 @@ from pamqp import encode
 
 from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
 
-_BASIC = 60  # the class of all these methods
-#: A method's id: its class in the upper two bytes, its number in the lower two.
+_BASIC = 60  # AMQP's class of the methods below
+#: The ids of the methods. An id has the class in its upper two bytes, and the method's number in its lower two bytes.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD_ID = struct.Struct(">I")
-_TAG = struct.Struct(">QB")  # the delivery tag, then bits: the first (`multiple`) means all tags up to this tag
+_TAG = struct.Struct(">QB")  # the delivery tag, and a byte whose first bit (`multiple`) means "all tags up to this tag"
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
 #: The flags of the properties that a content header has.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
-_JSON = b"\x10application/json"  # a short string: its length, then the text
+_JSON = b"\x10application/json"  # a short string is its length, and then the text
 _PERSISTENT = 2  # the delivery mode
-#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). The body
-#: of a hint (a message that a task is due) has about 100 bytes.
+#: The largest payload of a frame that every broker must accept (section 1.4.2.6, frame-max). The body of a hint (a
+#: message that a task is due) has about 100 bytes.
 _MAX_BYTES = 4096 - 8
 
 
@@ -55,7 +55,8 @@ def publish_frames(channel: int, queue: str, headers: Mapping[str, str], body: b
 class Window:
     """One or more messages that were written in one write. `confirmed`: for each message, whether RabbitMQ accepted it
     into its queue. `returned`: for each message, whether RabbitMQ returned it because the queue does not exist.
-    `confirmed` is final once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
+    `confirmed` is final once the future `settled` is done. `has_refusals`: whether RabbitMQ has refused a message
+    (basic.nack).
     """
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
@@ -67,7 +68,7 @@ class Window:
         self._unconfirmed = len(messages)
 
     def settle(self, index: int, *, ok: bool) -> None:
-        """Record RabbitMQ's answer for a message. `ok`: whether the answer is a confirm; False: a refusal."""
+        """Record RabbitMQ's answer for a message. `ok`: True for a confirm, and False for a refusal."""
         self.confirmed[index] = ok and not self.returned[index]
         self.has_refusals = self.has_refusals or not ok
         self._unconfirmed -= 1
@@ -75,7 +76,7 @@ class Window:
             self.complete()
 
     def complete(self) -> None:
-        """Complete `settled`: no further confirm will come."""
+        """Complete `settled`, because no further confirm will come."""
         if not self.settled.done():
             self.settled.set_result(None)
 
@@ -97,7 +98,7 @@ class Confirms:
     def __init__(self, on_return: Callable[[str], None]) -> None:
         self._on_return = on_return
         self._last_tag = 0
-        self._waiting: dict[int, tuple[Window, int]] = {}  # tag, ascending -> window, and the index in it
+        self._waiting: dict[int, tuple[Window, int]] = {}  # tag -> window and index in it; ascending tags
         self._arriving_return = _Return("")
 
     def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:
@@ -109,13 +110,14 @@ class Confirms:
         return window
 
     def abandon(self) -> None:
-        """Complete the windows of all waiting messages: the channel is closed, and no confirm will come."""
+        """Complete the windows of all waiting messages, because the channel is closed and no confirm will come."""
         waiting_messages, self._waiting = self._waiting, {}
         for window, _ in waiting_messages.values():
             window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Handle a frame that is a confirm, a refusal, or part of a returned message. False: it is another frame."""
+        """Handle a frame that is a confirm, a refusal, or part of a returned message. Returns False for other frames.
+        """
         if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
@@ -159,8 +161,8 @@ class Confirms:
 
 
 def _queue_of(payload: bytes) -> str:
-    """The routing key of a basic.return: the queue's name. It comes after the code (two bytes), the text and the
-    exchange. Text, exchange and key each begin with their length.
+    """The routing key of a basic.return, which is the queue's name. It comes after the code (two bytes), the text and
+    the exchange. Text, exchange and routing key each begin with their length.
     """
     offset = _METHOD_ID.size + 2
     for _ in ("text", "exchange"):

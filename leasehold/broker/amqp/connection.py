@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 #: Waits between attempts to open a connection, channel or consumer, with jitter. The first waits are short, for a brief
 #: outage. The last waits are long, so that 500 workers that reconnect at once do not flood the broker.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
-#: How long a node may take to accept a connection, and how long a close may take, in seconds.
+#: The seconds that a node may take to accept a connection, and the seconds that a close may take.
 CONNECT_SECONDS, CLOSE_SECONDS = 10.0, 3.0
 #: After a connection, channel or consumer has worked for this long, the next wait is the shortest again.
 SETTLED_SECONDS = 5.0
@@ -52,8 +52,8 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
       `answered_within` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
       a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `answered_within` raises CancelledError in both cases. Its timeout also cancels the block, but
-      then `asyncio.timeout` turns the CancelledError into TimeoutError.
+      an ordinary error. `answered_within` raises CancelledError in both cases. The timeout of `answered_within` cancels
+      the block, too. In this case `asyncio.timeout` turns the CancelledError into TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -76,7 +76,9 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
 
 
 async def until_one_ends(*awaitables: Awaitable[object]) -> None:
-    """Run the awaitables until one of them ends, and cancel the others. If it ended with an error, raises the error."""
+    """Run the awaitables until one of them ends, and cancel the others. If the first one ended with an error, raises
+    it.
+    """
     tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
     try:
         ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -93,8 +95,9 @@ async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
 
 
 async def close(resource: AbstractConnection | AbstractChannel) -> None:
-    """Close `resource` with AMQP's handshake, for at most CLOSE_SECONDS. After that the close is cancelled: a close may
-    wait for a request that RabbitMQ never answers. The cancelled close of a connection drops its socket.
+    """Close `resource` with AMQP's handshake, for at most CLOSE_SECONDS. After that time the close is cancelled,
+    because it may wait for a request that RabbitMQ never answers. When the close of a connection is cancelled, the
+    client drops the socket.
     """
     with suppress(Exception):
         async with answered_within(CLOSE_SECONDS):
@@ -144,7 +147,7 @@ class Nodes:
         self._order: list[BrokerUrl] = []
         self._read_nodes()
         self._host_seconds = settings.amqp_host_timeout
-        self._failed = 0  # how many nodes in a row did not accept a connection
+        self._failed = 0  # the number of nodes in a row that did not accept a connection
         self._has_accepted = False  # whether the current node accepted a connection
 
     @property
@@ -153,13 +156,13 @@ class Nodes:
 
     @property
     def connect_seconds(self) -> float:
-        """The time in which the current node must accept a connection. It is short at first. It doubles after each
-        round in which all nodes failed, up to CONNECT_SECONDS. A single node gets all of CONNECT_SECONDS, because there
-        is no other node to try.
+        """The seconds in which the current node must accept a connection. The time is short at first. It doubles after
+        each round in which all nodes failed, up to CONNECT_SECONDS. A single node gets all of CONNECT_SECONDS, because
+        there is no other node to try.
         """
         if len(self._order) == 1:
             return CONNECT_SECONDS
-        rounds = min(self._failed // len(self._order), 10)  # in which all nodes failed
+        rounds = min(self._failed // len(self._order), 10)  # rounds in which all nodes failed
         return min(CONNECT_SECONDS, self._host_seconds * float(2**rounds))
 
     def record_accepted(self) -> None:
@@ -168,7 +171,7 @@ class Nodes:
         self._has_accepted = True
 
     def advance(self) -> None:
-        """Make the next node the current one. Call this when the current node failed, or when its connection ended."""
+        """Make the next node the current node. Call this when the current node failed, or when its connection ended."""
         self._read_nodes()
         self._order.append(self._order.pop(0))
         self._failed = 0 if self._has_accepted else self._failed + 1
@@ -182,8 +185,8 @@ class Nodes:
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
-        """Read the setting again: its file may now have another password or other nodes. If the new text is not a valid
-        URL, keep the nodes of the last text. Raises BadSetting if there is no earlier text.
+        """Read the setting again, because its file may now have another password or other nodes. If the new text is not
+        a valid URL, keep the nodes of the last text. Raises BadSetting if there is no earlier text.
         """
         text = self._setting.get_secret_value()
         if text == self._setting_text:
@@ -202,8 +205,8 @@ class Nodes:
 class Link:
     """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
-    When the connection is lost, the link cancels `serve`. `role`: names the link in the connection's name at RabbitMQ,
-    and in the log when RabbitMQ is unreachable.
+    When the connection is lost, the link cancels `serve`. `role`: the link's name. It is a part of the connection's
+    name at RabbitMQ, and the log shows it when RabbitMQ is unreachable.
     """
 
     def __init__(
@@ -277,8 +280,9 @@ class Link:
             await close(connection)
 
     async def _renewed(self, tls: BrokerTls) -> ssl.SSLContext:
-        """TLS with the files as they are now; if they cannot be used now, as they were before. Logs an error only if it
-        differs from the last: there may be many attempts to connect.
+        """The TLS context, made of the files as they are now. If these cannot be used, it is made of the files that
+        were read before. Logs an error only if it differs from the last error, because there may be many attempts to
+        connect.
         """
         fault: str | None = None
         try:
@@ -291,7 +295,7 @@ class Link:
         return tls.context
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
-        # Always ends with an error, which `_run` records.
+        # This method always ends with an error, which `_run` records.
         self._drop_requested.clear()
         await until_one_ends(
             self._serve(connection, wire),

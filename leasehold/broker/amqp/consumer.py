@@ -24,19 +24,20 @@ from leasehold.broker.base import Delivery
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.settings import Settings
 
-#: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
-#: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
-#: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a worker sets the
-#: prefetch to four times its slots: then the share of `normal` alone fills them.
+#: The fraction of the prefetch that each band gets: `high`, `normal`, `low`. When every band has enough hints, workers
+#: run them in this proportion. So `low` is slow under a flood of `high`, but never starves. No band can use the
+#: fraction of another band. If all tasks of a worker are in one band, only the hints of that band can fill its slots (a
+#: slot is room for one attempt). So a worker sets the prefetch to four times its slots. Then the fraction of `normal`
+#: alone fills them.
 SHARES = (0.6, 0.3, 0.1)
-#: How long `close` waits until the last ACKs are sent, in seconds.
+#: The seconds for which `close` waits until the last ACKs are sent.
 DRAIN_SECONDS = 3.0
 
 log = structlog.get_logger(__name__)
 
 
 def shares_of_bands(prefetch: int) -> tuple[int, ...]:
-    """Each band's part of `prefetch`, rounded, and at least 1. So a prefetch of 1 becomes 3 in all."""
+    """Each band's part of `prefetch`, rounded, and at least 1. So a prefetch of 1 becomes 3 for all bands together."""
     return tuple(max(1, round(prefetch * share)) for share in SHARES)
 
 
@@ -50,10 +51,10 @@ class Consumer:
         #: Called with the name of a queue whose hints may have been lost, so that the worker polls the queue.
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings, "consume", self._serve)
-        #: Starts subscriptions on the open connection; None while there is no connection.
+        #: A function that starts subscriptions on the open connection. None while there is no connection.
         self._start_serving: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None
-        self.garbage: Counter[str] = Counter()  # dropped messages, by the reason
+        self.garbage: Counter[str] = Counter()  # reason -> number of dropped messages
 
     @property
     def subscriptions(self) -> Mapping[str, bool]:
@@ -72,7 +73,7 @@ class Consumer:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None,
     ) -> None:
-        await self.close()  # a second call replaces the first
+        await self.close()  # a second call of `consume` replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
         self._subscriptions = self._new_subscriptions(prefetch)
         self.link.start()
@@ -114,7 +115,7 @@ class Consumer:
             self._start_serving = start_serving
             try:
                 start_serving(self._subscriptions)
-                await asyncio.Event().wait()  # until cancelled: after `stop` the connection stays open for the ACKs
+                await asyncio.Event().wait()  # for ever, because after `stop` the connection stays open for the ACKs
             finally:
                 self._start_serving = None
 
@@ -133,13 +134,16 @@ class Consumer:
             hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
                 self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
-        # Ack a message that cannot be handled: no later try would help, and RabbitMQ would redeliver it for ever.
+        # Acknowledge a message that cannot be handled, because no later try would help, and RabbitMQ would redeliver it
+        # for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
             self._drop(subscription, error, message.size)
 
     def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
-        """Count each dropped message. Log only the first of each kind: a flood of garbage must not flood the log."""
+        """Count each dropped message. Log only the first message of each kind, because a flood of garbage must not
+        flood the log.
+        """
         kind = error.kind if isinstance(error, Garbage) else "handler_error"
         self.garbage[kind] += 1
         if self.garbage[kind] == 1:
@@ -153,7 +157,7 @@ class Consumer:
 
 
 def _traceback_of(error: Exception) -> Exception | None:
-    """The error, so that the log has its traceback. None for Garbage: its traceback shows only the decoding."""
+    """The error, so that the log has its traceback. None for Garbage, whose traceback shows only the decoding."""
     return None if isinstance(error, Garbage) else error
 
 

@@ -35,11 +35,11 @@ class Message:
     headers: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
     body: bytes = b""
-    missing_bytes: int | None = None  # bytes of the body that have not arrived; None before the header
+    missing_bytes: int | None = None  # bytes of the body that have not arrived; None until the header has arrived
 
 
 class Deliveries:
-    """Reads the deliveries among a channel's frames. Calls `receive` with each message, in the event loop; `receive`
+    """Reads the deliveries among a channel's frames. Calls `receive` with each message, in the event loop. `receive`
     must not raise.
     """
 
@@ -50,7 +50,7 @@ class Deliveries:
     def __call__(self, kind: int, payload: bytes) -> bool:
         """Handle the frame if it is part of a delivery, and return whether it is.
 
-        One `_incoming` is enough, because on one channel no other content comes between the frames of a message.
+        It is enough to keep one message in `_incoming`, because on one channel the frames of two messages never mix.
         """
         if kind == METHOD:
             if not payload.startswith(_DELIVER):

@@ -28,12 +28,13 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 
-#: Messages in flight at once: enough messages to hide the time of the broker's fsync, and few enough to bound memory.
+#: The most messages in flight at once. They are enough to hide the time of the broker's fsync, and few enough to bound
+#: memory.
 WINDOW = 500
-#: When RabbitMQ refuses a hint, the publisher replaces the channel, if it has been open for at least this many seconds.
-#: Each replacement within a minute of the last doubles the time, up to ten seconds. Replacements must be rare, because
-#: each delays the hints of all queues. And RabbitMQ may refuse hints for long, for example because somebody gave a
-#: queue a maximum length.
+#: When RabbitMQ refuses a hint, the publisher replaces the channel, if the channel has been open for at least this many
+#: seconds. A replacement within a minute of the last one doubles this time, up to ten seconds. Replacements must be
+#: rare, because each delays the hints of all queues. RabbitMQ may refuse hints for a long time, for example because
+#: somebody gave a queue a maximum length.
 _REFUSED_SECONDS = 0.5
 #: After a failed declare, the publisher pauses before it declares this queue again, because all hints of a batch wait
 #: for the declare, for up to RPC_SECONDS. With the pauses, failed declares of a queue take at most _DECLARE_SHARE of
@@ -51,15 +52,15 @@ class _Session:
     ) -> None:
         self.connection = connection
         self.declared_queues: set[str] = set()
-        self.declare_due_at: dict[str, float] = {}  # when a queue that could not be declared may be tried again
+        self.declare_due_at: dict[str, float] = {}  # failed queue -> when to declare it again
         self.opened_at = monotonic()
-        self.is_given_up = asyncio.Event()  # set: the publisher replaces the channel with another
+        self.is_given_up = asyncio.Event()  # when it is set, the publisher replaces the channel
         self._channel = channel
         self._wire = wire
         self._confirms = confirms
 
     def encode(self, queue: str, hint: Hint) -> _Message | None:
-        """The hint's message. None, with a log line, when JSON or AMQP cannot encode it."""
+        """The hint's message. Returns None, and logs a warning, when JSON or AMQP cannot encode the hint."""
         try:
             body = encode(hint)
             return _Message(queue, body, publish_frames(self._channel.number, queue, hint.headers, body))
@@ -105,7 +106,7 @@ class Publisher:
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """For each hint, whether the broker confirmed it. Raises only CancelledError, if this task is cancelled."""
-        check_nothing_held("the broker")  # while the broker is slow, the caller must hold no database connection
+        check_nothing_held("the broker")  # the broker may be slow, so the caller must hold no database connection
         confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             confirmed += await self._publish_window(hints[start : start + WINDOW])
@@ -126,7 +127,7 @@ class Publisher:
         except Exception:  # noqa: BLE001 - any error means that no hint is confirmed
             return [False] * len(hints)
         await self._declare_missing(session, set(names) - session.declared_queues)
-        messages: dict[int, _Message] = {}  # by the index of the hint; a hint that cannot be sent has no message
+        messages: dict[int, _Message] = {}  # index of the hint -> message; a hint that cannot be sent has none
         for index, (name, hint) in enumerate(zip(names, hints, strict=True)):
             if name in session.declared_queues and (message := session.encode(name, hint)) is not None:
                 messages[index] = message
@@ -134,8 +135,8 @@ class Publisher:
         return [confirmed.get(index, False) for index in range(len(hints))]
 
     async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
-        """Send the messages, and wait until all are settled or the timeout has passed. Returns for each whether it is
-        confirmed.
+        """Send the messages, and wait until all are settled or the timeout has passed. Returns for each message whether
+        it is confirmed.
         """
         if not messages:
             return []
@@ -147,7 +148,7 @@ class Publisher:
         # The leader of a quorum queue may have frozen. Then RabbitMQ 3.10 confirms nothing more on a channel that
         # published to this queue, even after the queue has another leader. A node that has lost contact to the other
         # nodes confirms nothing either. In both cases only another connection helps. If an alarm blocks the connection,
-        # keep it: an alarm ends by itself.
+        # keep the connection, because an alarm ends by itself.
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
             session.abort()  # a stuck channel would hold up the handshake of the close
@@ -166,8 +167,8 @@ class Publisher:
             session.is_given_up.set()
 
     def _on_return(self, name: str) -> None:
-        """RabbitMQ returned a message, because its queue does not exist: somebody deleted the queue, or the broker lost
-        its data. The next batch declares the queue again.
+        """Called when RabbitMQ returns a message, because its queue does not exist. Somebody has deleted the queue, or
+        the broker has lost its data. The next batch declares the queue again.
         """
         self.unroutable += 1
         if self._session is not None and name in self._session.declared_queues:
@@ -194,7 +195,7 @@ class Publisher:
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         # Keep one publishing channel open until the connection ends. When the channel closes or is given up, open
-        # another.
+        # another channel.
         ladder = Ladder()  # the growing waits before another channel is opened
         while True:
             async with answered_within(RPC_SECONDS):
@@ -210,7 +211,7 @@ class Publisher:
                 wire.sieve.detach(channel.number, confirms)
                 confirms.abandon()
             if not connection.is_opened:
-                return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection
+                return await until_closed(connection)  # the link logs the reason, and serves the next connection
             if session.is_given_up.is_set():
                 log.warning("RabbitMQ refuses hints on the publishing channel; opening another")
                 await close(channel)
