@@ -15,7 +15,7 @@ from leasehold.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the object can never be processed. The steps of the pipeline would fail with the same code."""
+    """The reason why the object can never be processed. The steps of the pipeline would fail with the same code."""
 
     code: str
     message: str

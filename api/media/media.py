@@ -91,7 +91,7 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         limit_names = await concurrency.limits_of(connection, [deletion.job_id]) if deletion.job_id else []
         await record(connection, caller, "media.deleted", media_id, job_id=deletion.job_id)
     count_ended_jobs(deletion.ended_jobs)
-    if deletion.ended_jobs and deletion.job_id is not None:  # the job has left its concurrency limits: admit others
+    if deletion.ended_jobs and deletion.job_id is not None:  # it has left its concurrency limits, so admit other jobs
         await publish_and_admit(services, [], limit_names, [deletion.job_id])
     log.info("media deleted", job_id=str(deletion.job_id))
     try:
@@ -113,7 +113,8 @@ async def find_media(services: Services, caller: Caller, media_id: UUID) -> Medi
 
 
 def _should_wait(services: Services, media: MediaView, if_none_match: str | None) -> bool:
-    """Whether a long poll should wait: the job is unfinished, and the client may have the current state already."""
+    """Whether a long poll should wait. It should if the job is unfinished, and the client may have the current state.
+    """
     if media.job_id is None or is_finished(media):
         return False
     return may_be_current(if_none_match, _etag(services, media))

@@ -23,7 +23,7 @@ from leasehold.pipelines.media.variants import VARIANTS
 
 #: The result of this step has the original's width and height.
 _MEASURING_STEP = "resize"
-#: The name of the output that is the final picture: the step `webp` writes it.
+#: The name of the output with the final picture, which the step `webp` writes.
 _FINAL = pipeline.by_name["webp"].writes
 
 _MEDIA_STATUS: dict[JobState, MediaStatus] = {

@@ -1,1 +1,1 @@
-"""What every endpoint of an API process shares: connections, the caller's key, request bodies, waiting for changes."""
+"""What every endpoint of an API process uses: connections, the caller's key, request bodies, waits for changes."""

@@ -1,5 +1,5 @@
-"""Reads request bodies into memory. Each body is bounded in bytes and time, and all bodies of the process share one
-budget.
+"""Reads request bodies into memory. Each body is bounded in bytes and time, and all bodies of the process together have
+one budget.
 
 The bounds apply to the bytes that arrive, because the Content-Length may be wrong. `AuthenticatedFirst` calls
 `Bodies.received` after it has checked the key, so the API never reads the body of an unknown caller.
@@ -37,8 +37,8 @@ _RETRY_SECONDS = 2.0
 
 
 class Bodies:
-    """Reads bodies within `budget`: the bytes that all bodies in memory may have at once. A tenant gets at most half of
-    the budget, so that the rest stays free for other tenants.
+    """Reads bodies within `budget`, the number of bytes that all bodies in memory may have at once. A tenant gets at
+    most half of the budget, so that the rest stays free for other tenants.
     """
 
     def __init__(self, budget: int) -> None:

@@ -125,5 +125,5 @@ def without_limit() -> Iterator[None]:
 
 
 def current() -> Deadline:
-    """The deadline of the current request. Outside of a request, a deadline without a limit."""
+    """The deadline of the current request. Outside of a request, it is a deadline without a limit."""
     return _deadline.get() or _UNBOUNDED

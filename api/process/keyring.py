@@ -56,7 +56,7 @@ class Caller:
 
     @property
     def payer(self) -> Payer:
-        """Whose rates and quotas a submission of this caller is charged to."""
+        """The owner of the rates and quotas to which a submission of this caller is charged."""
         return Payer(self.tenant_id, self.quota_key)
 
 
@@ -98,7 +98,7 @@ class Keyring:
         if presented_key is None:
             raise _invalid_key()
         if self._cells is not None:
-            self._cells.refuse_before_key_is_read(presented_key.cell)  # the key names its cell: no query is needed
+            self._cells.refuse_before_key_is_read(presented_key.cell)  # needs no query, because the key names its cell
         stored_key = self._cached_key(presented_key.prefix)
         if stored_key is None:
             stored_key = await self._read_key(presented_key.prefix, presented_key)
@@ -135,7 +135,7 @@ class Keyring:
 
     def caller_of_person(self, row: Row) -> Caller:
         """The caller for the row of a person. Raises Unauthenticated `session_ended` if the person is disabled or has
-        no scopes, and WrongCell.
+        no scopes, and WrongCell if another cell serves the person's tenant.
         """
         if row["disabled_at"] is not None or not row["scopes"]:
             raise Unauthenticated("session_ended", "You may not sign in here. An admin of the tenant can change that.")
@@ -192,5 +192,6 @@ async def _mark_used(connection: Connection, key: StoredKey) -> None:
     try:
         await mark_used(connection, key.id)
     except TRY_AGAIN as error:
-        # The request goes on: the time of the last use is only a statistic, and a read-only database cannot store it.
+        # The request goes on, because the time of the last use is only a statistic, and a read-only database cannot
+        # store it.
         DATABASE.record_error(error, "the use of API keys")

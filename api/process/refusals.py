@@ -1,5 +1,5 @@
 """Records refused requests (no valid key, or a missing scope) in the audit. The API counts them in memory and writes
-them every few seconds. Refusals with the same code, source and key share a row.
+them every few seconds. Refusals with the same code, source and key are counted in one row.
 
 Anybody can send requests without end. So a refusal costs no statement and no lock, and one write has a bounded number
 of rows.
@@ -23,7 +23,8 @@ from leasehold.runtime.periodic import Periodic
 #: Seconds between two writes to the audit.
 _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
-#: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
+#: The code of a refusal, and the actor without the id of the request. Refusals of the same group are counted in one
+#: row.
 _Group: TypeAlias = tuple[str, Actor]
 #: The actor's name in the rows that count the refusals beyond a chain's bound on groups, one row for each code.
 _OTHERS = "others"
@@ -65,7 +66,7 @@ class Refusals:
         await self._periodic_flush.once()
 
     def add(self, code: str, actor: Actor, path: str) -> None:
-        """Count a refusal: `code` is the problem's code."""
+        """Count a refusal. `code`: the problem's code."""
         first = _FirstRefusal(datetime.now(UTC), path[:_MAX_PATH_CHARACTERS], actor.request_id)
         self._count((code, replace(actor, request_id=None)), 1, first)
 
@@ -106,6 +107,6 @@ class Refusals:
 
 def _chain_of(actor: Actor) -> str:
     """The audit chain that gets the actor's rows: the chain of the caller's tenant, or SHARED_CHAIN for an unknown
-    caller. In a chain, each audit row has the hash of the row before.
+    caller. In a chain, each audit row has the hash of the previous row.
     """
     return actor.tenant_id or SHARED_CHAIN

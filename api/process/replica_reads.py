@@ -38,8 +38,8 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether the request has used up its time for the standby. This does not mean that the standby has failed: it
-        may be slow.
+        """Whether the request has used up its time for the standby. This does not mean that the standby has failed,
+        because it may only be slow.
         """
         return self._deadline.is_over
 
@@ -132,7 +132,7 @@ def current_lag() -> float | None:
 
 
 class ReplicaReads:
-    """Gives requests access to the standby: each request gets its own `Reading`. `size`: the number of connections to
+    """Gives requests access to the standby. Each request gets its own `Reading`. `size`: the number of connections to
     the standby. `patience`: the seconds for which a request waits for one of these connections.
     """
 

@@ -92,11 +92,11 @@ class Services:
     actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
     openid: OpenId | None  # None if people sign in only with API keys
     replica_reads: ReplicaReads | None  # None if all requests read from the primary
-    other_cells: OtherCells | None  # the installations that serve other tenants; None if this installation serves all
+    other_cells: OtherCells | None  # asks the cells (installations) of other tenants; None if there are no other cells
     draining: bool = False
 
     def drain(self) -> None:
-        """Prepare to stop: /readyz answers 503 from now on, and every long poll ends immediately."""
+        """Prepare to stop. From now on /readyz answers 503, and every long poll ends immediately."""
         self.draining = True
         self.watch.release_all()
         self.queues.release_all()
@@ -106,8 +106,8 @@ class Services:
 
 @asynccontextmanager
 async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterator[Services]:
-    """Open the parts and start the process's background work: it notes the state of the standby, exports metrics, and
-    writes refusals to the audit.
+    """Open the parts and start the process's background work. This work notes the state of the standby, exports
+    metrics, and writes refusals to the audit.
     """
     async with AsyncExitStack() as stack:
         pool = await make_pool(settings, "api", pool_of_api(settings))

@@ -20,9 +20,9 @@ from leasehold.telemetry.outages import DATABASE
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
 #: Seconds after which a bulk write of many jobs tries no further job. Until then, it goes on after a job that
-#: PostgreSQL does not write in time, because this job may be the only locked one. It must end because PostgreSQL may be
-#: down or slow: the press on the console's button must be answered while its reservation counts (`IN_FLIGHT` of
-#: db/idempotency.py).
+#: PostgreSQL does not write in time, because this job may be the only locked one. It must end even if PostgreSQL is
+#: down or slow, because the console must get its answer while the reservation of its idempotency key counts
+#: (`IN_FLIGHT` of db/idempotency.py).
 BULK_SECONDS = 30.0
 #: The reason that a client sees for a job that a bulk write has not tried because BULK_SECONDS were over.
 NOT_TRIED = "The jobs before took too long, so nothing was tried."
@@ -107,7 +107,7 @@ class BulkWrites:
 
 
 class NotInTime(Unavailable):
-    """PostgreSQL did not write a job of a bulk write in time: the job may be locked, or PostgreSQL may be away."""
+    """PostgreSQL did not write a job of a bulk write in time. The job may be locked, or PostgreSQL may be down."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -52,8 +52,8 @@ class TenantRequests:
 
 
 def end(state: dict[str, Any]) -> None:
-    """Count the request as ended: call this after its answer, or when its client has disconnected. Does nothing for a
-    request without a tenant, which was not counted.
+    """Count the request as ended. Call this after its answer, or when its client has disconnected. It does nothing for
+    a request without a tenant, which was not counted.
     """
     leave: Callable[[], None] | None = state.pop(_END, None)
     if leave is not None:

@@ -116,8 +116,8 @@ async def _creates_nothing(services: Services, caller: Caller, body: BatchReques
 async def _split_by_existing(
     connection: Connection, new_runs: Sequence[NewRun]
 ) -> tuple[dict[str, UUID], list[NewRun]]:
-    """Look up the dedupe keys. Returns two things: for each key that an unfinished run has already, key -> id of that
-    run; and the runs among `new_runs` that must be written.
+    """Look up the dedupe keys. Returns the ids of the unfinished runs that already have one of the keys (key -> id),
+    and the runs among `new_runs` that must be written.
 
     If several new runs have the same key, only the first of them must be written.
     """

@@ -195,7 +195,7 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # the stored answer has expired since, and the payload is not checked
+        if is_repeat:  # the stored answer has expired since then, and nobody has checked the payload
             raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again, because it may have been deleted since the check. From here on, a deletion waits for
@@ -400,7 +400,7 @@ async def run_now(
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:  # the run was refused
                 await services.admission.refund(connection, caller.payer)
-                # Raise nothing, because the transaction must commit: it has written the reason to the schedule's
+                # Raise nothing, because the transaction must commit. It has written the reason to the schedule's
                 # `last_error`. The endpoint raises Conflict after the commit.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)

@@ -122,7 +122,7 @@ async def create_webhook(
         await _check_url(services, caller.tenant_id, body.url)
 
     async def work(connection: Connection) -> Answer:
-        # `once` calls this only if no answer is stored. If `is_repeat`, the stored answer has expired meanwhile, and
+        # `once` calls `work` only if no answer is stored. If `is_repeat`, the stored answer has expired meanwhile, and
         # nobody has checked the URL.
         if is_repeat:
             raise key_has_expired()

@@ -80,7 +80,7 @@ async def delete(
     # until that worker has written the deliveries.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
-    if prefix is None:  # the job has not ended, or its row has gone
+    if prefix is None:  # the job has not ended, or its row is deleted
         cancel_effects = await cancel(
             actions, connection, [target], "the job was deleted", by, forced=True, operation_id=operation_id
         )

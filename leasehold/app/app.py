@@ -128,7 +128,7 @@ class App:
 
         return declare
 
-    # `KeywordWorkflow[..., T]`: as for `task`.
+    # The type is `KeywordWorkflow[..., T]` for the same reason as in `task`.
     @overload
     def workflow(self, function: Callable[[Context], Coroutine[Any, Any, T]], /) -> KeywordWorkflow[..., T]: ...
     @overload
@@ -197,8 +197,9 @@ class App:
 
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
         what happens when a run is due while the previous run is unfinished. `catch_up`: which missed runs still start,
-        if they were due within the last `catch_up_within`. `options`: those of `task`. All parameters of the function
-        need defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
+        if they were due within the last `catch_up_within`. `options`: the options of `task`. All parameters of the
+        function need defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no
+        longer has.
         """
         terms = TaskTerms(**options)
 
@@ -263,7 +264,7 @@ class App:
 
     @asynccontextmanager
     async def opened(self, settings: Settings) -> AsyncIterator[Opened]:
-        """Open what all tasks of the app share in a worker. Each worker opens it once."""
+        """Open what all tasks of the app use together in a worker. Each worker opens it once."""
         async with AsyncExitStack() as stack:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
             processes = Processes(settings)
@@ -282,8 +283,8 @@ class App:
         self.tasks[task.name] = task
 
     def move(self, tasks: Iterable[Task[..., Any]], queue: str) -> None:
-        """Put tasks of the app into another queue. Only for tasks that have no run yet and that no worker serves.
-        Raises DeclarationError, and moves no task, if one of them may not use the queue.
+        """Put tasks of the app into another queue. Use this only for tasks that have no run yet and that no worker
+        serves. Raises DeclarationError, and moves no task, if one of them may not use the queue.
         """
         tasks = list(tasks)
         for task in tasks:

@@ -26,7 +26,7 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 
 
 class Arguments:
-    """Converts the arguments of a function: to JSON where a call is submitted, and back where the function runs.
+    """Converts the arguments of a function to JSON where a call is submitted, and back where the function runs.
 
     `model`: the pydantic model of the JSON. `skip`: the number of leading parameters that the worker fills in (a
     workflow's `ctx`).
@@ -75,7 +75,7 @@ class Arguments:
             raise InvalidArguments("", str(error)) from None
 
     def _bind(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """The values of `model`'s fields, or the instance of `model` that the call has. Raises InvalidArguments."""
+        """The values of `model`'s fields, or the instance of `model` that the caller gave. Raises InvalidArguments."""
         try:
             call = self._signature.bind(*positional, **named)
         except TypeError as error:

@@ -89,7 +89,8 @@ class _Collector:
             self._timer = None
         entries, self._waiting = self._waiting, []
         if entries:
-            # The call gets an empty context: `current()` and the log of a single run do not belong to all items.
+            # The call gets an empty context, because `current()` and the log of a single run do not belong to all
+            # items.
             task = asyncio.get_running_loop().create_task(_call_for(entries, call_all), context=Context())
             self._calls[task] = entries
             task.add_done_callback(self._calls.pop)
@@ -114,7 +115,7 @@ async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
         if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
         results = [error] * len(entries)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # as such they would end the worker
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # `contained` makes a harmless RuntimeError of it
         results = [contained(error)] * len(entries)
     _give_results(entries, results)
 

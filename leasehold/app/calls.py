@@ -60,7 +60,7 @@ class Options:
     celery_id: str | None = None
 
     def __post_init__(self) -> None:
-        # The annotations only help type checkers: a program may give any value.
+        # Check the types here, because the annotations only help type checkers, and a program may give any value.
         key: object = self.key
         if key is not None and not (
             isinstance(key, str) and 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()

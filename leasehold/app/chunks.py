@@ -16,8 +16,8 @@ PAUSE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """One read of a stream. `after`: the number of its last chunk; the next read begins after this chunk. `is_end`: the
-    run has ended, and no chunk follows.
+    """One read of a stream. `after`: the number of its last chunk. The next read begins after this chunk. `is_end`:
+    whether the run has ended, and no chunk follows.
     """
 
     items: Sequence[Chunk]
@@ -26,8 +26,8 @@ class Chunks:
 
 
 def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> Chunks:
-    """The chunks of a page. A page has at most AT_MOST of the chunks after number `after`. `ended`: the run had ended
-    before the page was read.
+    """The chunks of a page. A page has at most AT_MOST of the chunks after number `after`. `ended`: whether the run had
+    ended before the page was read.
     """
     items = [chunk for item in page for chunk in _chunks_of_item(item)]
     return Chunks(items, page[-1]["n"] if page else after, ended and len(page) < AT_MOST)

@@ -73,8 +73,8 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal (an event loop in a thread), and the link to the installation. `link_task`: runs in the portal's loop
-    and opens the link. `stack` closes the link.
+    """A portal (an event loop in a thread), and the link to the installation. `link_task`: the asyncio task that opens
+    the link, in the portal's loop. `stack` closes the link.
     """
 
     portal: Portal
@@ -181,7 +181,9 @@ class Connections:
             return self._opened
 
     async def link(self) -> Link:
-        """The link to the installation; the first call opens it. Call it in the portal's loop. Raises PortalClosed."""
+        """The link to the installation, which the first call opens. Call this in the portal's loop. Raises
+        PortalClosed.
+        """
         opened = self._opened
         if opened is None:
             raise PortalClosed

@@ -96,7 +96,7 @@ _current: ContextVar[Current] = ContextVar("leasehold_current")
 
 
 def current() -> Current:
-    """The attempt that runs the calling code. Raises NotInTask if no attempt does."""
+    """The attempt that runs the calling code. Raises NotInTask if no attempt runs it."""
     try:
         return _current.get()
     except LookupError:

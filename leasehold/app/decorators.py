@@ -24,8 +24,8 @@ class TaskDecorator(Protocol):
     """The type of the decorator that `@app.task(...)` with options returns."""
 
     # The first two overloads are for functions that can be called without arguments. They return `KeywordTask[..., T]`
-    # and not `KeywordTask[[], T]`, because a function whose parameters all have defaults also matches `Callable[[],
-    # T]`, and its task takes arguments.
+    # and not `KeywordTask[[], T]`, because such a function may have parameters with defaults. Then its task takes
+    # arguments.
     @overload
     def __call__(
         self, function: Callable[[], Coroutine[Any, Any, T]], /

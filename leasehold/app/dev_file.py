@@ -100,7 +100,7 @@ def _name_of(pid: int) -> str | None:
 
 
 def _name_without_proc(pid: int) -> str | None:
-    """As `_name_of`, but the id alone, because this system does not say when a process began."""
+    """The same as `_name_of`, but only the id, because this system does not say when a process began."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # the process lives, and belongs to another user

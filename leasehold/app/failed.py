@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class Failed(BaseModel):
-    """A run that failed for good, or expired. `arguments`: the arguments of the run, as JSON."""
+    """A run that failed for good, or expired. `arguments`: the JSON of its parameters."""
 
     run_id: UUID
     task: str

@@ -1,5 +1,5 @@
-"""The handlers of an app's tasks: they decode the arguments, call the function and encode its result. The worker calls
-them.
+"""The handlers of an app's tasks. The worker calls them. They decode the arguments, call the function and encode its
+result.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """The handlers of one function; its task uses one of them. `in_thread` calls a plain function in a thread of the
-    worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child process. `isolated` calls the
-    function in the sandbox's child process, where the handler itself runs. `batched` calls the function once for
-    several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of app.py).
+    """The handlers of one function. The function's task uses one of them. `in_thread` calls a plain function in a
+    thread of the worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child process. `isolated`
+    calls the function in the sandbox's child process, where the handler itself runs. `batched` calls the function once
+    for several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of app.py).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Handling:
 
     @staticmethod
     def room(attempt: Any) -> AbstractAsyncContextManager[bool]:
-        """Reserve a process for an attempt of a `process` task. Yields False if none became free in time."""
+        """Reserve a process for an attempt of a `process` task. Yields False if no process became free in time."""
         processes: Processes = attempt.opened.processes
         return processes.room()
 
@@ -131,7 +131,7 @@ class Handling:
 
 
 async def done_with_result(attempt: Any, encoded: bytes) -> Done:
-    """The end of a leasehold.Attempt whose function returned this JSON. Stores a large result as an output first."""
+    """The Done of a leasehold.Attempt whose function returned this JSON. Stores a large result as an output first."""
     if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
         return Done(value=encoding.inline_value(encoded))
     await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE, own=True)

@@ -31,7 +31,7 @@ from leasehold.domain.sentences import full_stop
 
 T = TypeVar("T")  # what a request of the client returns
 
-#: How long a request to the object store may take.
+#: Seconds that a request to the object store may take.
 _STORE_SECONDS = 60.0
 _TOO_MANY = 429
 #: The most characters of an idempotency key.

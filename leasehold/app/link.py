@@ -90,7 +90,7 @@ WHERE j.id = $1 AND j.tenant_id = $2
 
 
 class DatabaseLink:
-    """Writes runs to PostgreSQL and announces them through the broker, as the API does. The program is trusted: it may
+    """Writes runs to PostgreSQL and announces them through the broker, as the API does. The program is trusted. It may
     name any tenant, and no rate limit or quota applies to it. Concurrency limits apply to its runs as to all other
     runs.
     """
@@ -258,8 +258,8 @@ class DatabaseLink:
         return row["ended"] or await self._endings.wait(run_id, remaining_seconds)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """The state of the run. Raises NotFound if there is no such run, if it is another tenant's, or if its retention
-        has passed. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
+        """The state of the run. Raises NotFound if there is no such run, if it belongs to another tenant, or if its
+        retention has passed. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
         """
         row = await self._row_of(run_id)
         large: bytes | None = None

@@ -19,10 +19,10 @@ from leasehold.telemetry.emissions import encoded_chunk
 
 
 class LocalAttempt:
-    """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0: no attempt of
-    the run has failed. `opened` (what the app's lifespan opened) is None, because only a worker runs the lifespan.
-    `reports`: (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream would
-    have it.
+    """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0, because no
+    attempt of the run has failed. `opened` (what the app's lifespan opened) is None, because only a worker runs the
+    lifespan. `reports`: (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream
+    would have it.
     """
 
     number = 1
@@ -68,7 +68,7 @@ class LocalAttempt:
         return True
 
     def checkpoint(self) -> None:
-        """Does nothing: nobody can cancel a local run."""
+        """Does nothing, because nobody can cancel a local run."""
 
     def cancelled(self) -> bool:
         return False

@@ -65,8 +65,9 @@ def _start_in_call(thread: Thread) -> None:
 def _submit_in_call(
     pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
-    """Submit the function. While it runs, the pool's thread works for the call that submitted it, because threads of a
-    pool may live longer than a call. This function replaces ThreadPoolExecutor.submit.
+    """Submit the function. While the function runs, the pool's thread works for the call that submitted the function.
+    This must be noted, because threads of a pool may live longer than a call. This function replaces
+    ThreadPoolExecutor.submit.
     """
     call_number = _call_of_this_thread()
 

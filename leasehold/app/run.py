@@ -55,7 +55,7 @@ class Run(Generic[R]):
     # --- without a loop
 
     def status(self) -> str:
-        """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
+        """The status: pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
         Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer within
         LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in place of Unreachable.

@@ -1,5 +1,5 @@
-"""Options of `@app.task`. `Limit`: how many runs run at once, and how many start each minute. `Batch`: one call for
-several runs. `Unique`: which submissions give the same run.
+"""Options of `@app.task`. `Limit`: how many runs may run at once, and how many may start each minute. `Batch`: one call
+for several runs. `Unique`: which submissions give the same run.
 """
 
 from __future__ import annotations

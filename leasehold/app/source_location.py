@@ -12,7 +12,7 @@ from typing import Any
 
 from leasehold.domain.errors import DeclarationError
 
-#: The package of the platform.
+#: The name of the platform's package.
 _PLATFORM = __name__.partition(".")[0]
 
 
@@ -27,13 +27,13 @@ def location_of(function: Callable[..., Any]) -> str:
 
 
 def location_of_caller(frame: FrameType | None) -> str:
-    """The `file:line` of the code that called the frame."""
+    """The `file:line` of the code that called the frame's function."""
     caller = None if frame is None else frame.f_back
     return "?" if caller is None else _location(caller.f_code.co_filename, caller.f_lineno)
 
 
 def module_of_caller(frame: FrameType | None) -> str:
-    """The name of the module whose code called the frame."""
+    """The name of the module whose code called the frame's function."""
     caller = None if frame is None else frame.f_back
     return "" if caller is None else str(caller.f_globals.get("__name__", ""))
 

@@ -24,7 +24,7 @@ A = TypeVar("A")  # the type of the first argument after the context
 P = ParamSpec("P")  # all parameters after the context
 Q = ParamSpec("Q")  # the parameters after the context and the first argument
 R = TypeVar("R")  # the type of the result
-#: The highest version: PostgreSQL stores it as a smallint.
+#: The highest version, because PostgreSQL stores the version as a smallint.
 MAX_VERSION = 32_767
 _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
 
@@ -56,8 +56,8 @@ class WorkflowHandling:
 
     async def run_until_wait(self, attempt: Any) -> Any:
         """Run the function until it ends or waits. If it has ended, returns a Done. If it waits, returns the
-        suspension, which says what the run waits for. If this worker lacks the code of a task that the function calls,
-        returns LeftToOthers.
+        suspension, which says what the run waits for. If a workflow of the platform itself calls a task whose code this
+        worker lacks, returns LeftToOthers.
         """
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 

@@ -1,6 +1,6 @@
 """Adapters wrap a connection of the user's program. They have the asyncpg methods that the platform's statements use.
 
-The user's program begins, commits and rolls back its transaction. No adapter does.
+The user's program begins, commits and rolls back its transaction. An adapter never does this.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 class Asyncpg(Adapter):
-    """An asyncpg.Connection, also one of a pool."""
+    """An asyncpg.Connection, also a connection of a pool."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -112,13 +112,13 @@ class _Psycopg(Adapter):
 
 
 class Psycopg(_Psycopg):
-    """A psycopg.Connection, also the connection inside Django's. `wrapper`: Django's connection."""
+    """A psycopg.Connection, also the one inside a connection of Django. `wrapper`: the connection of Django."""
 
     is_sync = True
     wrapper: Any = None
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        if getattr(self.wrapper, "in_atomic_block", False):  # outside of a transaction Django would call it immediately
+        if getattr(self.wrapper, "in_atomic_block", False):  # without a transaction Django would call it immediately
             self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:

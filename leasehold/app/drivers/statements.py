@@ -65,7 +65,7 @@ def named_parameters(arguments: Iterable[Any]) -> dict[str, Any]:
 
 
 def row_of(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
-    """A row as {column: value}. A JSON column has a Python value, also if the driver returned text."""
+    """A row as {column: value}. A JSON column has a Python value, even if the driver returned text."""
     return {name: _python_value(name, value) for name, value in zip(names, values, strict=True)}
 
 

@@ -116,8 +116,7 @@ class Confirms:
             window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Handle a frame that is a confirm, a refusal, or part of a returned message. Returns False for other frames.
-        """
+        """Handle a confirm, a refusal, or a part of a returned message. Returns False for any other frame."""
         if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
