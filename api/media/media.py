@@ -113,8 +113,7 @@ async def find_media(services: Services, caller: Caller, media_id: UUID) -> Medi
 
 
 def _should_wait(services: Services, media: MediaView, if_none_match: str | None) -> bool:
-    """Whether a long poll should wait. It should if the job is unfinished, and the client may have the current state.
-    """
+    """Whether a long poll should wait, because the job is unfinished and the client may have the current state."""
     if media.job_id is None or is_finished(media):
         return False
     return may_be_current(if_none_match, _etag(services, media))

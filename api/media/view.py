@@ -26,6 +26,7 @@ _MEASURING_STEP = "resize"
 #: The name of the output with the final picture, which the step `webp` writes.
 _FINAL = pipeline.by_name["webp"].writes
 
+#: The state of a job -> the status that clients see. A job in any other state is PROCESSING.
 _MEDIA_STATUS: dict[JobState, MediaStatus] = {
     JobState.SUCCEEDED: "READY",
     JobState.FAILED: "FAILED",
@@ -33,6 +34,7 @@ _MEDIA_STATUS: dict[JobState, MediaStatus] = {
     JobState.EXPIRED: "FAILED",
 }
 
+#: The state of a task -> the status of the step that clients see.
 _STEP_STATUS: dict[TaskState, StepStatus] = {
     TaskState.BLOCKED: "PENDING",
     TaskState.PENDING: "PENDING",
@@ -128,6 +130,7 @@ def _original_of(media: MediaView) -> Original | None:
 
 def _step_answer(step: StepView) -> StepAnswer:
     status = step_word(step.status)
+    # Only a step that has succeeded or failed has a duration.
     finished_at = step.finished_at if status in {"SUCCEEDED", "FAILED"} else None
     return StepAnswer(
         name=step.name,

@@ -88,6 +88,7 @@ async def acquired_in_time(acquisition: AbstractAsyncContextManager[Connection])
 
 
 _deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
+#: The deadline outside of a request. It has no limit.
 _UNBOUNDED = Deadline(0.0)
 _UNBOUNDED.lift()
 

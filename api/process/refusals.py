@@ -71,6 +71,7 @@ class Refusals:
         self._count((code, replace(actor, request_id=None)), 1, first)
 
     def _count(self, group: _Group, number: int, first: _FirstRefusal) -> None:
+        # Count a group beyond the bound of its chain as _OTHERS. Keep the earliest refusal of each group.
         code, actor = group
         counts = self._counts.setdefault(_chain_of(actor), Counter())
         if group not in counts and len(counts) >= self._at_most:

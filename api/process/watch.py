@@ -123,6 +123,8 @@ class _Watch(ABC, Generic[_Key]):
         chosen: list[tuple[str, _Key]] = []
         while turns and len(chosen) < _MAX_KEYS:
             owner, unread_keys = turns.popleft()
+            # This loop runs at most once. It takes the next key of the owner. An owner without a further key leaves
+            # `turns`.
             for key in unread_keys:
                 chosen.append((owner, key))
                 turns.append((owner, unread_keys))

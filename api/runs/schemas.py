@@ -174,6 +174,7 @@ def run_answer(row: Row) -> dict[str, Any]:
     """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
+    # The number (`n`), the progress and the phase of all steps.
     every = row["all_steps"] or {"n": len(steps), "percent": _percentage(steps), "phase": _phase(steps)}
     return run_summary(row) | {
         "payload": row["payload"],

@@ -22,6 +22,7 @@ from leasehold.domain.storable import NotStorable
 
 #: The kinds of parameters that take positional arguments.
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+#: The kinds of parameters that a task must not have, and the signs by which Python code writes them.
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 

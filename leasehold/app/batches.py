@@ -84,6 +84,7 @@ class _Collector:
             self._remove(entry)
 
     def _begin_call(self, call_all: CallAll) -> None:
+        # Start a call with all items that wait now.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,6 +15,7 @@ from leasehold.telemetry.outages import DATABASE
 #: _PAUSE_GROWTH times as long as the previous one.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
+# $1 ids of runs. Returns the ids of those that have ended or do not exist.
 _ENDED = """
 -- app_ended
 SELECT awaited_run.id FROM unnest($1::uuid[]) AS awaited_run(id)

@@ -137,6 +137,8 @@ class DatabaseLink:
         # calls with the same debounce key have the same run.
         earlier_ids: dict[UUID, UUID] = {}
         written: Written | None = None
+        # Each turn writes the runs that do not exist yet. If some of them exist after all, `_write_or_find` writes
+        # nothing, and the next turn leaves them out.
         while written is None:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:

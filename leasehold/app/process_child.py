@@ -50,6 +50,7 @@ _send_lock = Lock()
 #: frames during a later call, which may belong to another tenant. The worker drops frames with the number of an earlier
 #: call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
+#: The original methods, which `main` replaces by the two functions below.
 _start_thread = Thread.start
 _submit_to_pool = ThreadPoolExecutor.submit
 

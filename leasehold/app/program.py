@@ -95,6 +95,7 @@ def source_of(app: AppOfProgram) -> str:
     the modules that declare its tasks. Raises DeclarationError if the app is not a global variable of a module that
     another process can import.
     """
+    # Whether the app is a global variable of the main module, which no other process can import by a name.
     is_of_main = False
     for module in _modules_that_may_have(app):
         # `sys.modules` has None for a module whose import is blocked.

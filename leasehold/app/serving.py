@@ -74,6 +74,7 @@ class _Failure:
         self.error: BaseException | None = None
         self._worker = worker
         self._block = asyncio.current_task()
+        # How many cancels of the task were requested before the block.
         self._cancels_before = 0 if self._block is None else self._block.cancelling()
         self._has_cancelled = False
 

@@ -22,6 +22,7 @@ from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")  # what the coroutine of `run_now` returns
 Row = dict[str, Any]
+#: PostgreSQL's error code for a statement in a transaction that has failed.
 _FAILED_SQLSTATE = "25P02"
 _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
 

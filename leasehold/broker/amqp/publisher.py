@@ -176,6 +176,7 @@ class Publisher:
             log.warning("hint was unroutable; the queue will be declared again", queue=name)
 
     async def _declare_missing(self, session: _Session, names: set[str]) -> None:
+        # Leave out a queue whose last declare failed, until its pause is over.
         now = monotonic()
         due_names = sorted(name for name in names if session.declare_due_at.get(name, now) <= now)
         await asyncio.gather(*(self._declare(session, name) for name in due_names))
