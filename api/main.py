@@ -1,4 +1,4 @@
-"""The API's process: it reads the settings, starts the log, and serves until a signal ends it.
+"""The API's process. It reads the settings, starts the log, and serves until a signal ends it.
 
 After SIGTERM it ends long polls and streams, finishes the running requests, and exits.
 """

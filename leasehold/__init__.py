@@ -94,7 +94,8 @@ __all__ = [
     "submit",
 ]
 
-#: The modules that define the names. `nef` is itself a module: it reads and writes the file format of converted models.
+#: The modules that define the names. `nef` is itself a module, which reads and writes the file format of converted
+#: models.
 _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),

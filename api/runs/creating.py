@@ -106,7 +106,7 @@ async def create_run(
             new_run.dedupe_key is None
             and body.delay_seconds is None  # a delay needs the database's clock, which `_create_alone` reads
             and new_run.template_version.independent  # its runs neither exclude nor replace each other
-            and await services.submissions.create(new_run)  # else a concurrency limit applies
+            and await services.submissions.create(new_run)  # False: a limit applies, and nothing is written
         ):
             SUBMITTED.labels(new_run.template_version.template.type).inc()
             _name_in_log(new_run)

@@ -1,6 +1,6 @@
 """Makes a failed job run again. Like a new job, it may wait at the concurrency limits of its kind and of its tenant.
-For a run, the template's concurrency policy decides about other unfinished runs of the scope: the run waits for them,
-replaces them, or is refused.
+For a run, the template's concurrency policy decides what happens while other runs of the scope are unfinished. The run
+waits for them, replaces them, or is refused.
 """
 
 from __future__ import annotations

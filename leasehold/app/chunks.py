@@ -34,8 +34,8 @@ def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> 
 
 
 def _chunks_of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
-    """What `Run.stream` yields for one item of the page. The first chunk of a later attempt starts the step's stream
-    anew. For such a chunk, `Run.stream` yields first a `restart`, and then the chunk itself.
+    """What `Run.stream` yields for one item of the page. An item with `restarts` is the first chunk of an attempt that
+    starts its step's stream anew. For such an item, `Run.stream` yields first a `restart`, and then the chunk itself.
     """
     source = {name: item[name] for name in ("step", "attempt", "epoch")}
     if item["restarts"]:

@@ -12,7 +12,7 @@ from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
 #: Seconds between two queries. The pause is short while runs end or waiters come. While nothing happens, each pause is
-#: _PAUSE_GROWTH times as long as the previous one.
+#: _PAUSE_GROWTH times as long as the previous one, up to _LONGEST_PAUSE.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
 # $1 ids of runs. Returns the ids of those that have ended or do not exist.

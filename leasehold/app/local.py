@@ -27,7 +27,7 @@ class LocalAttempt:
 
     number = 1
     errors = 0
-    is_part = False  # a local call is no part of a step that fans out
+    is_part = False  # no workflow and no template has this step done
     opened = None
 
     def __init__(self, tenant: str, terms: TaskTerms | None = None) -> None:

@@ -251,7 +251,7 @@ class Prepared(Generic[P, R]):
 
 
 class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
-    """A task with at least one parameter."""
+    """A task whose function takes at least one positional argument."""
 
     def __call__(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
         result: C = self.function(argument, *args, **kwargs)

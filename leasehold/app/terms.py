@@ -19,7 +19,7 @@ STEP = "run"
 
 
 class Follower(Protocol):
-    """The task that runs after another task has failed: a Task[[leasehold.Failed], Any]."""
+    """The task that runs after another task has failed. It is a Task[[leasehold.Failed], Any]."""
 
     name: str
     arguments: Arguments

@@ -115,7 +115,7 @@ class Consumer:
             self._start_serving = start_serving
             try:
                 start_serving(self._subscriptions)
-                await asyncio.Event().wait()  # for ever, because after `stop` the connection stays open for the ACKs
+                await asyncio.Event().wait()  # until cancelled, because after `stop` the connection stays open for ACKs
             finally:
                 self._start_serving = None
 
