@@ -17,9 +17,9 @@ BANDS = ("high", "normal", "low")
 class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
-    `tenant`: the task's tenant. With it a worker needs no query to keep a share of its slots for other tenants. (A slot
-    is room for one attempt.) Empty: the hint came without a tenant. Workers count all such hints as the hints of one
-    tenant.
+    `tenant`: the task's tenant. Because the hint names the tenant, a worker needs no query to keep a part of its slots
+    for other tenants. (A slot is room for one attempt.) If `tenant` is empty, the hint came without a tenant. Workers
+    count all such hints as the hints of one tenant.
     """
 
     task_id: UUID
@@ -48,7 +48,7 @@ class Broker(Protocol):
     #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str
     #: Whether hints arrive one by one, each with its task. False: the broker only calls `on_wake` with the name of a
-    #: queue of which some task may be due.
+    #: queue that may have due tasks.
     delivers_hints: bool
 
     @property
@@ -73,8 +73,8 @@ class Broker(Protocol):
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
         False: the hint was not sent, or nobody knows whether it was. The relay (a loop of each worker) sends such a
-        hint again. Without a connection, all are False, and the call returns immediately. Raises only the cancellation
-        of the caller's own task.
+        hint again. Without a connection, all are False, and the call returns immediately. Raises only CancelledError,
+        when the caller's asyncio task is cancelled.
         """
 
     async def consume(
@@ -86,13 +86,13 @@ class Broker(Protocol):
         """Start consuming, and start again after every reconnect; returns immediately. A second call replaces the
         first.
 
-        `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
-        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So a worker gives four
-        times the number of its slots: then the share of `normal` alone fills the slots.
+        `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. This number
+        is divided among the bands 60/30/10 (SHARES in amqp/consumer.py), and no band can use the part of another band.
+        So a worker passes four times the number of its slots. Then the part of `normal` alone can fill the slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
-        `on_wake(queue)`: called when the queue may have tasks without a hint: the broker carries no hints, or it was
-        unreachable and may have lost some. The worker then polls the queue. Called in the event loop; it must only pass
-        the name on.
+        `on_wake(queue)`: called when the queue may have tasks without a hint, because the broker carries no hints, or
+        because it was unreachable and may have lost some. The worker then polls the queue. Called in the event loop; it
+        must only pass the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

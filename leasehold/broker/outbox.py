@@ -129,7 +129,7 @@ async def split(connection: Connection, limit: int, back: float | None = None) -
 
 
 async def delete_confirmed(connection: Connection, announcements: Sequence[Announcement]) -> None:
-    """Delete the rows of hints that the broker confirmed. A batch is deleted with the last of its hints. Raises
+    """Delete the rows of hints that the broker confirmed. A batch is deleted when all its hints are confirmed. Raises
     RuntimeError inside a transaction, because the commit of the whole transaction would then not wait for the disk.
     """
     if connection.is_in_transaction():

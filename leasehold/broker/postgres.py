@@ -27,12 +27,13 @@ from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
-#: Seconds between two rounds of notifications of a process. Each round names all queues that got hints since the round
-#: before.
+#: Seconds between two rounds of notifications of a process. Each round names all queues that got hints since the
+#: previous round.
 NOTIFY_INTERVAL_SECONDS = 0.005
 #: How long it may take to open a connection, or to run a statement on it, in seconds.
 CONNECT_SECONDS = 10.0
-#: Seconds between two probes of the listening connection, because a server that died does not close its connections.
+#: Seconds between two probes of the listening connection. Without probes, nobody would notice a server that died,
+#: because it does not close its connections.
 PROBE_SECONDS = 10.0
 #: How long it may take to close a connection, and how long `PostgresBroker.close` waits for the last notification.
 CLOSE_SECONDS = 3.0

@@ -44,7 +44,7 @@ _UNSUPPORTED = {
 
 
 def get_task_logger(name: str) -> logging.Logger:
-    """A standard logger. The platform keeps its lines with the run, as all lines that a task logs."""
+    """A standard logger. The platform keeps its lines with the run, as it keeps all lines that a task logs."""
     return logging.getLogger(name)
 
 

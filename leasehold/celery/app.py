@@ -33,7 +33,8 @@ from leasehold.workflows.context import Context
 _CANVAS = "celery-canvas"
 #: The queue of tasks without a queue of their own, until `task_default_queue` names another.
 _DEFAULT_QUEUE = "default"
-#: Only the payload of a run with a Celery id has the field, because a worker of earlier code does not know it.
+#: The type of the field `task_id` of a run's payload. Only a run with a Celery id has this field, because a worker of
+#: an earlier release does not know the field.
 _TaskId = Annotated[str | None, Field(exclude_if=lambda task_id: task_id is None)]
 
 
@@ -61,7 +62,7 @@ class Conf:
 
 
 class _App(App):
-    """As App. It calls `settle` before a worker or the API gets the tasks."""
+    """An App that calls `settle` before a worker or the API gets its tasks."""
 
     def __init__(self, name: str, settle: Callable[[], None]) -> None:
         super().__init__(name)
@@ -102,9 +103,9 @@ class Celery(Lacking):
 
     def _use_default_queue(self, queue: str | None) -> None:
         """Put the canvas, and all tasks without a queue of their own, into the queue. As in Celery, the order in which
-        the program declares its tasks and sets `task_default_queue` does not matter. But a queue that changes later
-        would leave runs behind in the old queue. Raises NotSupported for such a change, and DeclarationError for a
-        queue that the tasks may not use.
+        the program declares its tasks and sets `task_default_queue` does not matter. But if the app has submitted a run
+        or is served, a change would leave runs behind in the old queue. Raises NotSupported for such a change, and
+        DeclarationError for a queue that the tasks may not use.
         """
         queue = queue or _DEFAULT_QUEUE
         if queue == self.default_queue:
@@ -119,7 +120,7 @@ class Celery(Lacking):
             self.app.move([self._canvas, *tasks], queue)
 
     def settle(self) -> None:
-        """From now on, refuse another `task_default_queue`: the app submits, or it is served."""
+        """From now on, refuse another `task_default_queue`, because the app submits a run or is served."""
         self._is_settled = True
 
     def task(self, *function: Callable[..., Any], **options: Any) -> Any:
@@ -133,8 +134,9 @@ class Celery(Lacking):
         return declare(function[0]) if function else declare
 
     def _module_of(self, function: Callable[..., Any]) -> str:
-        """The name of the function's module in names of tasks. A script has the same name where it is run and where a
-        worker imports it. A program that no other process can import has the name of the app, as in Celery.
+        """The module's name in the name of the function's task. For a script, it is the same in the process that runs
+        the script and in a worker that imports it. For a program that no other process can import, it is the name of
+        the app, as in Celery.
         """
         return importable_name(function.__module__) or self.main
 
@@ -175,8 +177,8 @@ class Celery(Lacking):
         return leasehold_task
 
     def find(self, celery_id: str) -> Run[Any] | None:
-        """The handle of the run with this id, of any of the app's tasks; None if there is no such run. Raises
-        Unreachable; after `use_api`, raises Unavailable in its place, and Forbidden.
+        """The handle of the run with this id, which may be a run of any of the app's tasks; None if there is no such
+        run. Raises Unreachable. After `use_api`, raises Unavailable or Forbidden instead.
 
         The `find` of any task would do. Every app has the canvas (the workflow `_CANVAS`), so this method uses its
         `find`.
@@ -251,6 +253,7 @@ class Celery(Lacking):
         return self.app.workflow(name=_CANVAS)(run_canvas)
 
 
+#: For each `@shared_task` of the process, the function that declares the task in an app. A new app calls all of them.
 _shared_declarations: list[Callable[[CeleryApp], CeleryTask]] = []
 
 

@@ -128,8 +128,9 @@ def check_tasks(tasks: Mapping[str, Any], plan: Plan) -> None:
     """Raises HandlerMissing if `tasks` (CeleryTasks by name) lacks the task of a call. During a deployment, a worker of
     the earlier release lacks the tasks of the later one.
 
-    The error names the code of all calls, and not only what is missing here. Otherwise two workers that each lack the
-    task of another call would wake the run for each other without end.
+    The error names the code of all calls, and not only the code that is missing here. Otherwise, if worker A lacks the
+    task of one call and worker B lacks the task of another, each would wake the run for the other without end. The
+    error names nothing if a missing call has no `handler`.
     """
     calls = list(_calls_of(plan))
     missing = [call for call in calls if call["task"] not in tasks]

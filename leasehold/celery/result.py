@@ -59,7 +59,9 @@ class AsyncResult(Lacking):
 
     @property
     def _run(self) -> Run[Any]:
-        """Raises NotFound if no run has the id, and as `Celery.find`."""
+        """The run, which is looked up only once. Raises NotFound if no run has the id, and the errors of
+        `Celery.find`.
+        """
         if self._known_run is None:
             self._known_run = self._app.find(self.id)
         if self._known_run is None:
@@ -98,7 +100,7 @@ class AsyncResult(Lacking):
 
     @property
     def result(self) -> Any:
-        """The result of the run. The TaskFailed if the run did not succeed; None before the run has ended."""
+        """The result of the run, or the TaskFailed if the run did not succeed. None before the run has ended."""
         return self.get(propagate=False) if self.ready() else None
 
     @property
@@ -116,7 +118,7 @@ class AsyncResult(Lacking):
         return self.state == "FAILURE"
 
     def revoke(self, **_unused: Any) -> None:
-        """Request the cancel."""
+        """Request the cancel of the run."""
         self._run.cancel("revoked")
 
     def forget(self) -> None:

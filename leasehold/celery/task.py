@@ -47,9 +47,9 @@ _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
-    calls the function directly, and the request has no id. `id`: the id that AsyncResult takes: the `task_id` that the
-    program gave, or the id of the run. Each call of a chain, group or chord has an id of its own, because all calls are
-    steps of one run. A retry keeps the id.
+    calls the function directly, and the request has no id. `id`: the id that AsyncResult takes. It is the `task_id`
+    that the program gave, or else the id of the run. Each call of a chain, group or chord has an id of its own, because
+    all calls are steps of one run. A retry keeps the id.
     """
 
     _IN_CELERY, _LACKS = "Context", OF_REQUEST
@@ -62,7 +62,7 @@ class Request(Lacking):
         task_id: str | None = None,
     ) -> None:
         self.id = task_id if task_id is not None or attempt is None else _id_of(attempt)
-        # An attempt whose worker was lost is no retry, because it must not use up `max_retries`.
+        # Only attempts that ended with an error count. An attempt whose worker was lost must not use up `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
         self.args = list(args)
@@ -132,10 +132,10 @@ class CeleryTask(Lacking):
         """Submit a run. `countdown`: seconds until it starts; `eta`: the time at which it starts, in place of
         `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent.
         `task_id`: a text of 1 to 64 characters. If the task has a run with the same `task_id` already, no second run
-        starts, and the result is that of the first.
+        starts, and the AsyncResult is that of the first run.
 
-        Raises TypeError for arguments that the function does not take, NotSupported, Invalid `invalid_id`, and Conflict
-        for the `task_id` of another task's run.
+        Raises TypeError for arguments that the function does not take, NotSupported for options, Invalid `invalid_id`
+        for a `task_id` that is not allowed, and Conflict for the `task_id` of another task's run.
         """
         for name in other_options:
             if name not in IGNORED:
@@ -146,7 +146,7 @@ class CeleryTask(Lacking):
         expires_at = None if expires is None else _expiry_of(expires, now).isoformat()
         celery_id = None if task_id is None else celery_id_of(task_id)
         run_id = None if celery_id is None else run_id_in(celery_id)
-        # The run's own id needs no field of the payload.
+        # If the `task_id` can be the id of the run itself (a recent UUIDv7), the payload needs no field for it.
         task_id = celery_id if run_id is None else None
         options = Options(
             delay=None if eta is not None else timedelta(seconds=max(countdown or 0, 0)) or None,
@@ -187,8 +187,8 @@ class CeleryTask(Lacking):
         immutable: bool = False,
         **other_options: Any,
     ) -> Signature:
-        """The call with these arguments; `immutable`: as `.si`. Raises NotSupported for an option of `apply_async`,
-        because a signature has no options.
+        """The call with these arguments. `immutable`: whether the call is immutable, as with `.si`. Raises NotSupported
+        for an option of `apply_async`, because a signature has no options.
         """
         for name, value in {**(options or {}), **other_options}.items():
             if name == "queue":
@@ -224,8 +224,8 @@ class CeleryTask(Lacking):
         except (Retry, *OVERTAKEN):
             raise  # a Retry comes from `self.retry`, which has checked the limit
         except StepError as error:
-            # A Retryable ends the run if `self.retry` raised it after the last retry. A Retryable that the function
-            # itself raises uses up `max_retries`, too.
+            # Two kinds of Retryable end the run: the `exc` that `self.retry` raised after the last retry, and one that
+            # the function itself raised after `max_retries` retries.
             if isinstance(error, Retryable) and (
                 error is bound_self.last_error or request.retries >= self.options.times
             ):
@@ -304,9 +304,9 @@ class _BoundSelf:
         throw: bool = True,
         **other_options: Any,
     ) -> NoReturn:
-        """Raises Retry: the run is tried again. After the last retry, raises `exc`; without `exc`,
-        MaxRetriesExceededError. A function that the program calls directly cannot be tried again: raises `exc`; without
-        `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
+        """Raises Retry, so that the run is tried again. After the last retry, raises `exc` instead; without `exc`,
+        MaxRetriesExceededError. If the program calls the function directly, the function cannot be tried again: this
+        raises `exc`; without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
 
         Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """
@@ -329,7 +329,7 @@ class _BoundSelf:
 
 @contextmanager
 def _of_groups() -> Iterator[None]:
-    """In place of a group of errors (asyncio.TaskGroup raises groups), raise the one that decides."""
+    """If the block raises a group of errors (as asyncio.TaskGroup does), raise the error that decides instead."""
     try:
         yield
     except ExceptionGroup as group:
@@ -339,6 +339,7 @@ def _of_groups() -> Iterator[None]:
         raise error from None
 
 
+# A call of a chain, group or chord (`is_part`) has the id of its task, because all calls have the same run.
 def _id_of(attempt: Current) -> str:
     task_id: UUID = attempt.attempt.task_id
     return str(task_id if attempt.attempt.is_part else attempt.run_id)

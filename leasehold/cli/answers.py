@@ -33,7 +33,7 @@ _EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 
 @contextmanager
 def api_client() -> Iterator[ApiClient]:
-    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client calls the API of the
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If both are unset, the client calls the API of the
     `leasehold dev` that runs in the current folder. If the API refuses a request, the command prints the reason and
     ends.
     """
@@ -83,8 +83,8 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
 
 
 def json_argument(payload: str) -> Any:
-    """The JSON value of an argument. If the text is not JSON, or no request can carry it, the command prints an error
-    and ends.
+    """The JSON value of an argument. If the text is not JSON, or cannot be sent in a request (`NaN`, for example), the
+    command prints an error and ends.
     """
     try:
         value = json.loads(payload)

@@ -43,8 +43,8 @@ class Refused(LeaseholdError):
 
 
 class Interrupted(Refused):
-    """The API does not answer, a stream broke, or the API (or a proxy in front of it) says that it cannot answer now:
-    the same request may be sent again.
+    """The API does not answer, a stream broke, or the API (or a proxy in front of it) says that it cannot answer now.
+    The caller may send the same request again.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0, may_be_done: bool = True) -> None:
@@ -59,12 +59,12 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
-    ends: probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because only the
-    block of `api_client` catches Refused, and commands also read answers after this block.
+    ends, because the answer is probably not from Leasehold. `Fields` does not raise Refused, because only the block of
+    `api_client` catches Refused, and commands also read answers after this block.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
-        """`source`: the beginning of the error: the address that answered, and the status."""
+        """`source`: the beginning of the error's text, with the address that answered, and the status."""
         super().__init__(fields)
         self._source = source
 
@@ -80,7 +80,7 @@ class ApiClient:
     def __init__(self, url: str, key: str) -> None:
         # The timeout is longer than the API takes for any request, so that a slow answer does not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
-        self._is_away = False  # whether `_pause` has said so, and no answer has come since then
+        self._is_away = False  # `_pause` has printed that the API is away, and no answer has come since then
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,7 @@ class ApiClient:
         return self._request("GET", path, params=without_none(params))
 
     def get_patiently(self, path: str, **params: Any) -> dict[str, Any]:
-        """As `get`, but raises no Interrupted: it sends the request again until the API answers (`pause_for`)."""
+        """As `get`, but instead of raising Interrupted, it sends the request again until the API answers."""
         while True:
             try:
                 return self.get(path, **params)
@@ -101,13 +101,14 @@ class ApiClient:
                 self.pause_for(error)
 
     def pause_for(self, error: Interrupted) -> None:
-        """Pause before a request is sent again that may be tried for ever. Print to stderr why the command waits: once,
-        until the API has answered again, which is printed, too.
+        """Pause before a request is sent again. Use this for a request that may be tried for ever. The first pause
+        prints to stderr why the command waits. Later pauses print nothing until the API has answered again. The command
+        prints this, too.
         """
         self._pause(error, "until the API answers")
 
     def _pause(self, error: Interrupted, how_long: str) -> None:
-        """As `pause_for`. `how_long`: for how long the request is sent again."""
+        """As `pause_for`. `how_long`: the words that say for how long the request is sent again."""
         if not self._is_away:
             self._is_away = True
             _print_to_stderr(f"{full_stop(str(error))} Trying again {how_long}.")
@@ -128,12 +129,12 @@ class ApiClient:
         return self._request("POST", path, json=body if body is not None else {})
 
     def post_once(self, path: str, body: dict[str, Any] | None = None, *, key: str | None) -> dict[str, Any]:
-        """POST a request that makes something, with an idempotency key: the API does it once, however often it is sent.
-        `key`: the caller's own; None: a new one.
+        """POST a request that makes something. It has an idempotency key, so the API does the request once, however
+        often it is sent. `key`: the caller's own idempotency key; None: a new one.
 
         If the API may have done the request, but its answer is lost, this sends the request again for _REPEAT_SECONDS,
-        and prints that to stderr, as `pause_for` does. Then it raises Interrupted, whose message has the key. Raises
-        ClientError for a key that no request can have.
+        and prints to stderr as `pause_for` does. Then it raises Interrupted, whose message has the idempotency key.
+        Raises ClientError for a key that no request can have.
         """
         call = Call("POST", path, dict, keyed=True, key=key).with_key()
         deadline = monotonic() + _REPEAT_SECONDS
@@ -232,7 +233,8 @@ class ApiClient:
 
 
 def _print_to_stderr(sentence: str) -> None:
-    # By `sys.stderr`, which Rich replaces while it shows bars: so the line stands above them.
+    # typer.echo writes to `sys.stderr`. While Rich shows bars, it replaces `sys.stderr`, so that lines stand above the
+    # bars.
     typer.echo(harmless(f"leasehold: {sentence}"), err=True)
 
 

@@ -1,5 +1,5 @@
-"""`leasehold cells`: asks each cell whether it serves, moves a tenant between cells, and configures a gateway. Cells
-are installations that share the tenants: each tenant belongs to one of them.
+"""`leasehold cells` asks each cell whether it serves, moves a tenant between cells, and configures a gateway. A cell is
+one of several installations. Each tenant belongs to one cell.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, An
 
 
 def _row(answer: CellAnswer, cells: CellMap) -> dict[str, Any]:
-    """The row to print for the answer. A value that the cell did not report is None."""
+    """The row to print for a cell's answer. A value that the cell did not report is None."""
     load = {} if answer.load is None else answer.load.model_dump()
     return {
         "cell": answer.cell,
@@ -193,8 +193,8 @@ def nginx(
 
 
 def _nginx_configuration(cells: CellMap, default: str, port: int) -> str:
-    """The configuration. With it nginx reads the cell's name in the prefix of the key, and then looks up the parts of
-    this cell's address.
+    """The configuration. nginx reads the name of the cell in the prefix of the key, and then looks up the parts of this
+    cell's address.
     """
     urls = {cell: urlsplit(address) for cell, address in sorted(cells.addresses.items())}
     cells_by_key = "".join(f'    "~^(?i:Bearer) lh_{cell}_" {cell};\n' for cell in urls)

@@ -13,7 +13,7 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-#: The script runs the command with this variable set, and the command prints the completions.
+#: The completion script runs `leasehold` with this variable set, and `leasehold` then prints the completions.
 _VARIABLE = "_LEASEHOLD_COMPLETE"
 
 

@@ -47,8 +47,8 @@ class Sent:
 
 async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **servers: Any) -> None:
     """Send all pictures and report on each. `out`: the folder for the results. `keep`: at the end, print the address of
-    the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere: `database_url`,
-    `amqp_url` and `s3` of Installation.
+    the first job's page, and wait for Ctrl-C. `servers`: the arguments `database_url`, `amqp_url` and `s3` of
+    Installation, for servers that run elsewhere.
 
     Raises DemoFailed without the extra `media`, and if a result would replace another result or a picture. Also raises
     it if the API or the store refuses a request or does not answer. At the end, raises it if a picture did not become
@@ -90,7 +90,7 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
 
 
 def _refuse_overwriting(pictures: Sequence[Path], out: Path) -> None:
-    """Raises DemoFailed if a result would be written over another, or over one of the pictures."""
+    """Raises DemoFailed if a result would be written over another result, or over one of the pictures."""
     result_paths = [_result_path(picture, out) for picture in pictures]
     for picture, path in zip(pictures, result_paths, strict=True):
         if result_paths.count(path) > 1:
@@ -161,8 +161,8 @@ async def _json_of(request: Awaitable[httpx2.Response]) -> dict[str, Any]:
 
 
 def _check(answer: httpx2.Response) -> None:
-    """Raises DemoFailed for a refusal. The message names the path of the URL, not its query: the query of a signed URL
-    has a secret.
+    """Raises DemoFailed for a refusal. The message names the path of the URL, but not its query string, because the
+    query string of a signed URL has a secret.
     """
     if not answer.is_success:
         request = answer.request

@@ -40,7 +40,7 @@ async def run(source: str | None, **options: Any) -> None:
             console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
             reload_task = asyncio.create_task(reload_on_change(installation, console))
             await asyncio.wait((stop_task, reload_task), return_when=asyncio.FIRST_COMPLETED)
-            if reload_task.done():  # with an error: `reload_on_change` does not end otherwise
+            if reload_task.done():  # it has raised an error, because `reload_on_change` does not end otherwise
                 await reload_task
             await cancel_and_wait(reload_task)
         console.print("stopping: running steps finish or are released")
@@ -66,8 +66,8 @@ async def _start(installation: Installation) -> Installation:
 
 def variables_of(installation: Installation) -> dict[str, str]:
     """The variables for programs in the same folder that submit jobs, and for commands that call the API. The programs
-    get the broker `postgres`, because RabbitMQ may still be starting. So the worker finds their jobs by its polls: by
-    default ten times a second if RabbitMQ starts late, and twice a second otherwise.
+    get the broker `postgres`, because RabbitMQ may still be starting. So only the worker's polls find their jobs. By
+    default the worker polls ten times a second if RabbitMQ starts late, and twice a second otherwise.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

@@ -37,8 +37,9 @@ from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.starting import parse_settings
 from leasehold.worker.sandbox import isolation
 
-#: The tenant whose API key `dev` and `demo` make, if the user sets none.
+#: `dev` and `demo` make an API key of this tenant, unless LEASEHOLD_TENANT names another.
 TENANT = "dev"
+#: The scopes of this API key.
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
     "fleet:operate", "jobs:read", "jobs:operate", "jobs:delete", "conversion:read", "conversion:write",
@@ -46,22 +47,22 @@ SCOPES = (
 )  # fmt: skip
 #: How long the API may take until it is ready, in seconds.
 _START_SECONDS = 60.0
-#: LEASEHOLD_DRAIN_SECONDS of the worker, if the user sets none: how long running steps may go on after the worker got
-#: the signal to stop. Then the worker releases them. The time is short, so that a restart after a change of a file is
-#: quick.
+#: The worker's LEASEHOLD_DRAIN_SECONDS, if the user sets none. After the signal to stop, running steps may go on for
+#: this time. Then the worker releases them. The time is short, so that a restart after a change of a file is quick.
 _DRAIN_SECONDS = 3.0
-#: How long the API and the worker may take to end after the drain seconds: at the end of the command, and at a restart.
-#: A worker that is killed too early releases nothing, and each of its steps counts a loss.
+#: After the drain seconds, the API and the worker may take this time to end: _STOP_SECONDS at the end of the command,
+#: and _RESTART_SECONDS at a restart. A worker that is killed too early releases nothing, and each of its steps counts a
+#: loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
-#: How long they may take after a second signal, before they are killed. A worker that still waits for a step that is
-#: not cancelable gives its task back then: a restart after a change of a file does not wait up to three minutes.
+#: After that time they get a second signal, and after this time they are killed. On the second signal, a worker that
+#: waits for a step that is not cancelable gives the step's task back. Otherwise a restart could take three minutes.
 _AGAIN_SECONDS = 3.0
 #: The other parts get this time before RabbitMQ starts, because the start of RabbitMQ takes all cores.
 _HEAD_START_SECONDS = 3.0
 #: How long the ticket in the console's URL is valid, in seconds.
 _TICKET_SECONDS = 86_400
 
-#: `upgrade(settings, revision)` of Alembic.
+#: The type of `upgrade(settings, revision)` of cli/migrate.py.
 Upgrade: TypeAlias = Callable[[Settings, str], Awaitable[object]]
 
 
@@ -151,7 +152,7 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            # Short if RabbitMQ starts late: until RabbitMQ is up, no hints (messages that a task is due) come.
+            # Short if RabbitMQ starts late, because until then no hints (messages that a task is due) come.
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "drain_seconds": f"{_DRAIN_SECONDS:g}",
             "pipelines": "leasehold.pipelines:with_demonstrations",

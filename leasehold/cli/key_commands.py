@@ -97,9 +97,9 @@ def rotate(
     ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
     as_json: AsJson = False,
 ) -> None:
-    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. A key
-    that was rotated before already has an end. A second rotation does not postpone it, and the second successor gets
-    the same end, which the command prints.
+    """Create a successor with the key's owner, scopes, quotas and expiry. The old key expires after the overlap. A key
+    that was rotated before already has an expiry. A second rotation does not postpone this expiry. The second successor
+    gets the same expiry, which the command prints.
     """
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
@@ -118,7 +118,7 @@ def expire(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Set the end of a key. A key that ends earlier keeps its end."""
+    """Set when a key expires. A key that expires earlier keeps its expiry."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
     expires_at = run_or_exit(expire_one(environment_or_dev(), prefix, after))
@@ -129,7 +129,7 @@ def expire(
 
 @keys.command("revoke")
 def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
-    """End a key. API processes stop accepting it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
+    """Revoke a key. API processes stop accepting it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(revoke_one(environment_or_dev(), prefix))

@@ -27,7 +27,7 @@ async def create_one(
 
 
 async def list_some(settings: Settings, tenant: str | None, *, ended: bool) -> list[dict[str, Any]]:
-    """The keys of a tenant; None: of all tenants. `ended`: also expired and revoked keys."""
+    """The keys of `tenant` (None: of all tenants). `ended`: list also expired and revoked keys."""
     async with connected(settings, "keys") as connection:
         return await list_keys(connection, tenant, ended=ended)
 
@@ -42,8 +42,8 @@ async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> New
 
 
 async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:
-    """End the key after `lifetime`. A key that already ends before that time keeps its end. Returns the end. Raises
-    NotFound for an unknown, revoked or expired key.
+    """Let the key expire after `lifetime`. A key that expires earlier keeps its expiry. Returns when the key expires.
+    Raises NotFound for an unknown, revoked or expired key.
     """
     async with connected(settings, "keys") as connection:
         return await keys.expire(connection, command_actor(), prefix, lifetime)

@@ -55,7 +55,7 @@ def _pages(
 def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: int | None) -> Iterator[dict[str, Any]]:
     """Yield the lines until the job has ended. Open the stream again when it breaks or when the API ends it. From time
     to time the API ends a stream, in order to check the API key again. Return when a stream that began after the job's
-    end has no lines: then no further line can come.
+    end has no lines, because then no further line can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
     client.get(path)  # raises if the API does not answer now; later this function waits, and says so

@@ -1,7 +1,7 @@
 """`leasehold mcp` offers the API as tools of a Model Context Protocol client, over standard input and output.
 
 Its tools only read. With `--allow-writes` it has further tools that change things. The API refuses a tool if the key
-lacks the scope: the server can do what the key can do, and nothing else.
+lacks the scope. So the server can do what the key can do, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _CHANGING = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 _DESTRUCTIVE = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
-#: For how long a tool repeats a request that the API does not answer.
+#: For how long a tool repeats a request that the API does not answer, in seconds.
 _PATIENCE_SECONDS = 20.0
 JobId = Annotated[str, Field(description="The id of a job of any kind, such as a run.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
@@ -63,7 +63,7 @@ def serve(url: str, key: str, *, allow_writes: bool) -> None:
 
 
 def _add_tools(server: MCPServer, annotations: ToolAnnotations, tools: object) -> None:
-    """Each public method of `tools` is a tool; its docstring is the description."""
+    """Add each public method of `tools` as a tool. The method's docstring is the tool's description."""
     for name in sorted(vars(type(tools))):
         if not name.startswith("_"):
             server.add_tool(_with_tool_errors(getattr(tools, name)), name=name, annotations=annotations)
@@ -84,7 +84,8 @@ def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
 async def _first(client: AsyncClient, listing: Listing[Any], limit: int, cursor: str | None) -> dict[str, Any]:
     """The answer of a tool that lists: the first `limit` objects after `cursor`, as JSON. A search that finds little
-    ends after _MAX_PAGES. `next_cursor` continues it, and `searched_back_to` says how far it came.
+    ends after _MAX_PAGES pages. Its answer has `next_cursor`, which continues the search, and `searched_back_to`, the
+    time back to which it has searched.
     """
     items: list[dict[str, Any]] = []
     for _ in range(_MAX_PAGES):
@@ -113,8 +114,8 @@ class _ReadTools:
     ) -> dict[str, Any]:
         """Find jobs of every kind, the newest first. The terms of `query`, all of which must hold: kind:run
         status:failed template:report queue:mail code:step_timeout tag.customer:7 created:<1h waited:>10m.
-        An answer with `next_cursor` is not the whole list, even if it has no jobs: go on with it as `cursor`.
-        `searched_back_to`: older jobs were not searched yet. Needs the scope jobs:read.
+        An answer with `next_cursor` is not the whole list, even if it has no jobs. To go on, pass `next_cursor` as
+        `cursor`. Jobs older than `searched_back_to` were not searched yet. Needs the scope jobs:read.
         """
         return await _first(self._client, calls.jobs(query), limit, cursor)
 
@@ -151,7 +152,7 @@ class _ReadTools:
         cursor: Cursor = None,
     ) -> dict[str, Any]:
         """List steps that failed for good, the latest first. An answer with `next_cursor` is not the whole list, even
-        if it has no dead letters: go on with it as `cursor`. Needs the scope jobs:read.
+        if it has no dead letters. To go on, pass `next_cursor` as `cursor`. Needs the scope jobs:read.
         """
         letters = calls.dead_letters(template=template, code=code, fingerprint=fingerprint)
         return await _first(self._client, letters, limit, cursor)
@@ -180,8 +181,8 @@ class _WriteTools:
         priority: Literal["high", "normal", "low"] = "normal",
         key: Annotated[str | None, Field(description="Runs with the same key are one run, for 24 hours.")] = None,
     ) -> dict[str, Any]:
-        """Start a run of a template. If an error names a `key`, try again with it, so that no second run starts. Needs
-        the scope runs:write.
+        """Start a run of a template. If an error names a `key`, try again with this `key`, so that no second run
+        starts. Needs the scope runs:write.
         """
         return _as_json(await self._client.submit(template, payload, priority=priority, key=key))
 

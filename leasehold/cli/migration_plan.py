@@ -25,7 +25,7 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
 
 
 def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
-    """`narrows`: why older code may fail after the revision; empty: the revision only adds."""
+    """A revision as JSON. `narrows`: why older code may fail after the revision; empty: the revision only adds."""
     return {
         "schema": planned_revision.schema,
         "revision": planned_revision.revision,
@@ -40,7 +40,7 @@ def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) ->
 
 
 def _statement_json(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
-    """`stops`: the statements of others that wait for the lock, such as `writes`."""
+    """A statement as JSON. `stops`: the kinds of other statements that wait for the lock, such as `writes`."""
     locks = [
         {
             "table": lock.table,

@@ -65,7 +65,7 @@ from leasehold.settings import Settings, as_variables
 from leasehold.storage import ObjectStore, Stored
 from leasehold.storage.s3 import PutRefused
 
-#: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
+#: The longest that one statement of a move may take, in seconds. It is long, because a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
@@ -100,6 +100,8 @@ _OPEN_UPLOADS = """
 SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last_until FROM upload
 WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
 """
+# A command takes this lock in both databases. So only one command at a time moves a tenant, and the command notices if
+# both databases are the same.
 _LOCK_MOVE = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
 
 
@@ -243,7 +245,7 @@ async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
         raise _store_conflict(error) from error
     finally:
         await store.delete(key)
-    try:  # find an error now: later the old cell already refuses the tenant's requests
+    try:  # find an error now, because later the old cell already refuses the tenant's requests
         await other_store.put(key, b"?", content_type="text/plain", metadata={})
         await other_store.delete(key)
     except StoreError as error:
@@ -273,7 +275,7 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
     """Move the tenant, or go on with a move that was interrupted. Returns a report of the move.
 
     Raises NotFound for an unknown tenant, and Conflict if the new cell has rows of the tenant. Raises Conflict
-    `still_running` if the tenant's running steps do not end in time: then the move stays in the stage `drain`.
+    `still_running` if the tenant's running steps do not end in time. The move then stays in the stage `drain`.
     """
     for path in move.maps:
         _map_with_tenant(path, move)  # a wrong map must not end the command after the switch
@@ -385,13 +387,13 @@ async def _switch(cells: _Cells, move: Move) -> None:
 
 
 async def _is_live(cells: _Cells, move: Move) -> bool:
-    """Whether the switch is committed: the tenant belongs to the new cell."""
+    """Whether the switch is committed, so that the tenant belongs to the new cell."""
     row = await _move_row(cells.target, move.tenant)
     return row is not None and row["direction"] == "in" and row["from_cell"] == cells.source_name
 
 
 async def abort(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
-    """End the move: the tenant stays in this cell. Raises NotFound without a move, and Conflict after the switch."""
+    """Undo the move. The tenant stays in this cell. Raises NotFound without a move, and Conflict after the switch."""
     async with _open_cells(settings, other_settings, move) as cells:
         row = await _present_move(cells, move)
         if row["stage"] == "moved" or await _is_live(cells, move):
@@ -517,7 +519,7 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, on
         raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
     if not _is_same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
-    if not stored.sha256:  # a client uploaded it: no digest is stored, and the client may upload again
+    if not stored.sha256:  # no digest is stored, because a client uploaded the object; it may upload it again
         copy, original_now = await target.digest(key, max_bytes=stored.size), await source.head(key)
         if copy.sha256 != written.sha256 or original_now is None or original_now.etag != stored.etag:
             raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
@@ -530,7 +532,7 @@ def _is_same(stored: Stored, copy: Stored | None) -> bool:
 
 async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
     """Copy objects that clients have uploaded to the old store since the copy, if the new cell still expects them.
-    Returns their number. An object that the new store has already stays as it is.
+    Returns the number of copies. If the new store already has the object, that object stays as it is.
     """
     copied_objects = 0
     if not cells.shares_store:
@@ -555,8 +557,8 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
 
 
 async def _refuse_written_schedules(cells: _Cells, move: Move) -> None:
-    """Raises Conflict `schedules_written` while a worker of this cell writes schedules of the tenant that its code
-    declares: it would write them again after their deletion, and each tick would fire in both cells.
+    """Raises Conflict `schedules_written` while a worker of this cell writes schedules of the tenant, because its code
+    declares them. After their deletion it would write them again, and each tick would fire in both cells.
     """
     apps = await declared.apps_with_writer(cells.source, move.tenant)
     if apps:
@@ -592,9 +594,9 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _change_map(path: Path, move: Move) -> None:
-    """Replace the map's file in one step: a reader sees the old map or the new map. Read the map again before, because
-    the move of another tenant may have changed it since this move began. The lock is a separate file, because a new
-    file replaces the map's file.
+    """Replace the map's file in one step, so that a reader sees the old map or the new map. Before that, read the map
+    again, because the move of another tenant may have changed it since this move began. The lock is a separate file,
+    because a new file replaces the map's file.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,8 +2,8 @@
 calls this module.
 
 Triggers in the old cell's database refuse the changes. They exist only while a tenant moves, so without a move no write
-is slower. CREATE TRIGGER locks the table: transactions that wrote to the table before have ended, and all later writes
-call the trigger.
+is slower. CREATE TRIGGER locks the table. So all earlier transactions that wrote to the table have ended, and all later
+writes call the trigger.
 
 The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. Later one
 transaction inserts the copies into the real tables, so that the new cell has all rows of the tenant, or none.
@@ -36,7 +36,7 @@ _WRITTEN_BY_READS = frozenset({"download"})
 #: The only columns of an API key whose changes are refused. The column with the key's last use may change: requests
 #: write it, at most once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
-_LOCK_TRIES = 60  # of a second each, with half a second between them
+_LOCK_TRIES = 60  # each waits up to a second for a lock; after a failed try comes a pause of half a second
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 _TABLES = """
@@ -143,7 +143,9 @@ def _condition_by_parent(
 
 
 def source_query(table: MovedTable, *, digest: bool = False) -> str:
-    """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
+    """SQL that selects the tenant's rows as the new cell gets them. With `digest`, it selects instead the number of
+    these rows and the sum of their hashes.
+    """
     from_clause, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
         # The table `event` has a partition for each day, and the new cell may lack the partition of an old day. So the
@@ -178,10 +180,10 @@ def _move_prefix(tenant: str) -> str:
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
-# A worker that ends a step may go on with the job: the statement that settles the step also makes another task of the
-# job `running`. This trigger's function leaves that task without a lease, as if the worker had no room for it. The
-# settlement reads the row that the trigger returns, so it writes a hint in place of the claim. The trigger `postpones`
-# comes after this one, in the order of their names, and postpones the task.
+# The function of the triggers `begins` and `continues`. The statement that settles a step may also make another task of
+# the job `running`, so that the worker goes on with the job. This function leaves that task without a lease, as if the
+# worker had no room for it. The settlement reads the row that the function returns, so it writes a hint in place of the
+# claim. Then the trigger `postpones` postpones the task: PostgreSQL calls triggers in the order of their names.
 _LEAVE = """
 CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $body$
 BEGIN
@@ -201,15 +203,16 @@ BEGIN
 END
 $body$
 """
-# SQL: an UPDATE goes on with the task. A claim of a due task is left alone, because its worker runs the task: such
-# claims may still come before the due times are postponed. A claim changes no `blocked` task, and not the column
-# `news`.
+# SQL: whether an UPDATE of a task lets a worker go on with the job. It is false for the claim of a due task, because
+# such a claim changes no `blocked` task, and does not change `news` (which counts the ended steps and the signals of a
+# workflow). Claims may still come before the due times are postponed. They are left alone, because the claimed steps
+# run, and the drain waits for them.
 _GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further steps: neither
-    due ones, nor those with which they would go on.
+    """Refuse new jobs, and postpone all due times. So workers finish running steps. They claim no due step, and do not
+    go on from a finished step to the next step of its job.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
@@ -218,7 +221,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
         connection,
         [
             _LEAVE.format(name=leave),
-            # The table `job` first: a submission locks it before `task`, and the other order could deadlock.
+            # The table `job` comes first, because a submission locks it before `task`. The other order could deadlock.
             (
                 f'CREATE OR REPLACE TRIGGER "{prefix}inserts" BEFORE INSERT ON job FOR EACH ROW'
                 f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
@@ -245,7 +248,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 
 def _leave_function(tenant: str) -> str:
-    """SQL: the name of the function that leaves a task. Each move has its own, because the end of the move drops it."""
+    """SQL: the name of the function `_LEAVE`. Each move has its own function, because its end drops the function."""
     return f'"{_move_prefix(tenant)}leaves"'
 
 
@@ -345,8 +348,8 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
 @asynccontextmanager
 async def _snapshot(source: Connection) -> AsyncIterator[None]:
     """A transaction that reads one snapshot. If the block raises an error, roll back, and raise the same error. If the
-    ROLLBACK fails, close the connection: then PostgreSQL rolls back. It fails after a COPY that was cancelled, because
-    asyncpg takes the next piece that arrives for the end of the COPY.
+    ROLLBACK fails, close the connection, so that PostgreSQL rolls back. The ROLLBACK fails after a COPY that was
+    cancelled, because asyncpg mistakes the next piece that arrives for the end of the COPY.
     """
     transaction = source.transaction(isolation="repeatable_read", readonly=True)
     await transaction.start()
@@ -375,7 +378,7 @@ async def _pipe(
 
     async def read() -> None:
         await source.copy_from_query(query, tenant, output=pieces.put)
-        await pieces.put(None)  # not after an error: then the copy must not end as if it were complete
+        await pieces.put(None)  # not after an error, or else the copy would end as if it were complete
 
     async def pieces_until_end() -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
@@ -497,6 +500,6 @@ async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[
 
 
 def _object_prefix(key: str) -> str:
-    """`jobs/ID/` for `jobs/ID/step/file`; a shorter key as it is."""
+    """The prefix `jobs/ID/` for the key `jobs/ID/step/file`. A key of two parts or less is its own prefix."""
     parts = key.split("/")
     return f"{parts[0]}/{parts[1]}/" if len(parts) > 2 else key  # noqa: PLR2004 - kind, owner, rest

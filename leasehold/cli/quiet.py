@@ -15,7 +15,7 @@ _CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "httpx2", "asyncio")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Log nothing inside the block: stdout may have to be pure JSON, and stderr is for the command's own errors."""
+    """Log nothing inside the block. Stdout may have to be pure JSON, and stderr is for the command's own errors."""
     levels = {name: logging.getLogger(name).level for name in _CHATTY}
     configured, config = structlog.is_configured(), structlog.get_config()
     for name in levels:

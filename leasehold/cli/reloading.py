@@ -16,8 +16,8 @@ from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.exits import describe_exit
 
 _POLL_SECONDS = 0.5  # between two checks of the files
-#: If a process ends by itself, `_Keeper` starts it again after a pause: the first pause, and the longest. Each pause is
-#: twice as long as the pause before.
+#: If a process ends by itself, `_Keeper` starts it again after a pause. The first pause is _FIRST_PAUSE_SECONDS. Each
+#: further pause is twice as long as the previous pause, up to _LONGEST_PAUSE_SECONDS.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
@@ -69,9 +69,9 @@ async def reload_on_change(installation: Installation, console: Console) -> None
 
 
 class _Keeper:
-    """Starts processes again that end by themselves, until the code changes. The pauses grow, so that code that ends
-    its process again and again does not fill the terminal. `waits_for_change`: start nothing, because a start just
-    failed.
+    """Starts a process again if it ends by itself, until the code changes. The pauses grow, so that code that ends its
+    process again and again does not fill the terminal. `waits_for_change`: start nothing until the code changes,
+    because a start just failed.
     """
 
     def __init__(self, installation: Installation, console: Console, *, waits_for_change: bool = False) -> None:

@@ -78,7 +78,7 @@ def submit(
         show(created, as_json, lambda: print_line(created["id"]))
     if follow:
         with api_client() as client:
-            # Wait until the API answers: an error here would look as if no run was started.
+            # Wait until the API answers, because an error here would look as if no run was started.
             answer = client.get_patiently(f"/v1/runs/{path_part(created['id'])}")
             _watch(client, created["id"], answer, as_json)
 
@@ -106,7 +106,8 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
             began_at = monotonic()
             answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
             if answer["status"] not in ENDED and monotonic() - began_at < _PAUSE_SECONDS:
-                time.sleep(_PAUSE_SECONDS)  # the run has changed, or a proxy or an API that stops answers at once
+                # The answer came early, because the run has changed, or from a proxy, or from an API that stops.
+                time.sleep(_PAUSE_SECONDS)
         typer.echo(json.dumps(answer))
     else:
         answer = _show_bars(client, path, answer)
@@ -115,7 +116,9 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
 
 
 def _show_bars(client: ApiClient, path: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Show the bars of the steps until the run has ended. `path`: the run's. Returns the run's last answer."""
+    """Show the bars of the steps until the run has ended. `path`: the run's path in the API. Returns the API's last
+    answer.
+    """
     name = TextColumn("{task.description}", markup=False)
     note = TextColumn("{task.fields[note]}", markup=False)
     with Progress(name, BarColumn(), TaskProgressColumn(), note, console=console) as progress:

@@ -1,8 +1,8 @@
 """Prints lines, tables and JSON for commands. Texts that users and handlers wrote (messages of errors, log lines, tags
 and names) are made harmless first.
 
-Lines and tables print such a text as `Text`, in which Rich reads no markup. `harmless` escapes its control characters:
-with them a job's log could write to the operator's clipboard, or hide lines.
+Lines and tables print such a text as `Text`, in which Rich reads no markup. `harmless` escapes its control characters.
+Otherwise a job's log could write to the operator's clipboard, or hide lines.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _cell_text(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print the value as JSON, with times in UTC. Control characters that JSON allows in texts are escaped, too: the
-    terminal must not obey them.
+    """Print the value as JSON, with times in UTC. Control characters that JSON allows in texts are escaped, too,
+    because the terminal must not obey them.
     """
     text = orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode()
     typer.echo(_CONTROL.sub(lambda character: f"\\u{ord(character[0]):04x}", text))

@@ -35,12 +35,12 @@ from leasehold.client.waiting import HOLD_SECONDS, Waiting
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long one try of a request may take: longer than the API holds any request.
+#: How long one try of a request may take, in seconds. The API answers each request sooner.
 _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Make a method with the parameters of `make`: it sends the call that `make` builds, and returns the result."""
+    """Make a method with the parameters of `make`. It sends the call that `make` builds, and returns the result."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(make(*args, **kwargs))
@@ -49,7 +49,7 @@ def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], 
 
 
 def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Make a method with the parameters of `make`: it yields the items of the listing, page after page."""
+    """Make a method with the parameters of `make`. It yields the items of the listing, page after page."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         listing, cursor = make(*args, **kwargs), None
@@ -74,7 +74,7 @@ def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient,
 
 
 def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Make a method with the parameters of `make`: it yields the items of the feed as they come."""
+    """Make a method with the parameters of `make`. It yields the items of the feed as they come."""
 
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self._follow(make(*args, **kwargs))
@@ -94,7 +94,7 @@ class AsyncClient:
         url = url_of(url)
         auth = KeyAuth(url, key_of(key))
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=_REQUEST_SECONDS, mounts=DIRECT)
-        # For signed URLs: the store must not get the API key.
+        # Sends the requests to signed URLs. It has no API key, because the store must not get the key.
         self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, mounts=DIRECT)
 
     async def __aenter__(self) -> Self:
@@ -118,8 +118,8 @@ class AsyncClient:
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, whether the API
-        answers or not; up to 10 seconds later if the API keeps a connection open without an answer. Raises Unavailable
-        if the API does not answer, and the client's own `timeout` ends first.
+        answers or not. If the API keeps a connection open without an answer, the error may come up to 10 seconds later.
+        Raises Unavailable if the API does not answer, and the client's own `timeout` ends first.
         """
         waiting = Waiting(run_id, timeout, self._timeout)
         while True:
@@ -134,7 +134,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
-        """{step: result} of the run once it has succeeded. Raises RunFailed, TimeoutError."""
+        """Wait until the run has succeeded, and return {step: result}. Raises RunFailed, TimeoutError."""
         run = await self.wait(run_id, timeout=timeout)
         results = result_of(run)
         while (cursor := next_cursor_of(run)) is not None:
@@ -184,8 +184,8 @@ class AsyncClient:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: by default the type of the name's
-        ending.
+        """Upload the picture at `path` and start its processing. `content_type`: the picture's content type; None: the
+        client derives it from the file's extension.
         """
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)

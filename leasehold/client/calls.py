@@ -112,7 +112,7 @@ class Listing(Generic[T]):
     params: Json
 
     def page(self, cursor: str | None, *, limit: int | None = None) -> Call[Page[T]]:
-        """The page after `cursor`; None: the first page. `limit`: the most items; None: as many as `params` has."""
+        """The page after `cursor`; None: the first page. `limit`: the most items; None: the limit in `params`."""
 
         def parse(answer: Any) -> Page[T]:
             # An API of an earlier release answers some lists with all items, and no cursor.
@@ -141,7 +141,7 @@ def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
 
 
 def path_part(value: object) -> str:
-    """A value as one part of a path. `.` and `..` are encoded, too: otherwise the HTTP library shortens the path."""
+    """A value as one part of a path. `.` and `..` are encoded, too, or else the HTTP library shortens the path."""
     part = quote(str(value), safe="")
     return part.replace(".", "%2E") if part in (".", "..") else part
 
@@ -211,7 +211,7 @@ def submit_many(
     tags: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Call[models.Batch]:
-    """Start up to 1,000 runs of a template, one for each payload: all or none."""
+    """Start up to 1,000 runs of a template, one for each payload. Either all runs start, or none."""
     tag_field = {} if tags is None else {"tags": dict(tags)}
     body = _without_none(
         template=template,

@@ -34,12 +34,12 @@ from leasehold.client.waiting import HOLD_SECONDS, Waiting
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long one try of a request may take: longer than the API holds any request.
+#: How long one try of a request may take, in seconds. The API answers each request sooner.
 _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Make a method with the parameters of `make`: it sends the call that `make` builds, and returns the result."""
+    """Make a method with the parameters of `make`. It sends the call that `make` builds, and returns the result."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.send(make(*args, **kwargs))
@@ -48,7 +48,7 @@ def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
 
 
 def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Make a method with the parameters of `make`: it yields the items of the listing, page after page."""
+    """Make a method with the parameters of `make`. It yields the items of the listing, page after page."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         listing, cursor = make(*args, **kwargs), None
@@ -72,7 +72,7 @@ def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], 
 
 
 def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Make a method with the parameters of `make`: it yields the items of the feed as they come."""
+    """Make a method with the parameters of `make`. It yields the items of the feed as they come."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._follow(make(*args, **kwargs))
@@ -95,7 +95,7 @@ class Client:
         url = url_of(url)
         auth = KeyAuth(url, key_of(key))
         self._http = httpx2.Client(base_url=url, auth=auth, timeout=_REQUEST_SECONDS, mounts=DIRECT)
-        # For signed URLs: the store must not get the API key.
+        # Sends the requests to signed URLs. It has no API key, because the store must not get the key.
         self._store = httpx2.Client(timeout=_REQUEST_SECONDS, mounts=DIRECT)
 
     def __enter__(self) -> Self:
@@ -119,8 +119,8 @@ class Client:
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, whether the API
-        answers or not; up to 10 seconds later if the API keeps a connection open without an answer. Raises Unavailable
-        if the API does not answer, and the client's own `timeout` ends first.
+        answers or not. If the API keeps a connection open without an answer, the error may come up to 10 seconds later.
+        Raises Unavailable if the API does not answer, and the client's own `timeout` ends first.
         """
         waiting = Waiting(run_id, timeout, self._timeout)
         while True:
@@ -135,7 +135,7 @@ class Client:
             time.sleep(pause)
 
     def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
-        """Wait until the run has succeeded, and return {step: result}. Raises RunFailed, and as `wait`."""
+        """Wait until the run has succeeded, and return {step: result}. Raises RunFailed, and the errors of `wait`."""
         run = self.wait(run_id, timeout=timeout)
         results = result_of(run)
         while (cursor := next_cursor_of(run)) is not None:
@@ -185,8 +185,8 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: of the picture. None: the client takes
-        it from the file's extension.
+        """Upload the picture at `path` and start its processing. `content_type`: the picture's content type; None: the
+        client derives it from the file's extension.
         """
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)
@@ -291,7 +291,7 @@ class Client:
             time.sleep(pause)
 
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
-        """Yield the items until the job ends. If a connection is lost, the next one resumes after the last item."""
+        """Yield the items until the job ends. After a lost connection, a new connection resumes after the last item."""
         following = Following(feed, self._tries)
         while True:
             call = following.connect()

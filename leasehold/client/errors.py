@@ -56,7 +56,7 @@ class Unavailable(ClientError):
 
 class RunFailed(ClientError):
     """The run that a caller waited for has not succeeded. `status`: failed, cancelled or expired. A cancelled run has
-    no error: its `code` is the status.
+    no error, so its `code` is the status.
     """
 
     def __init__(self, run_id: object, status: str, code: str, message: str) -> None:

@@ -36,7 +36,8 @@ from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 
 _log = logging.getLogger(__name__)
-#: 412: the store's answer to an upload if the key has an object already. A signed upload may only make a new object.
+#: HTTP statuses. The store answers 412 to an upload if it already has an object with this key, because a signed upload
+#: may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the API key. It then refuses every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
@@ -46,17 +47,17 @@ _BODY_REFUSED = (400, 413, 422)
 _OUTAGE_SECONDS = 2.0
 #: For how many seconds a claim of `serve` waits for a task: the most that the API allows.
 _WAIT_SECONDS = 30.0
-#: `serve` ends once the API has refused all settlements of so many tasks in a row.
+#: `serve` ends once the API has refused all settlements of this many tasks in a row.
 _MAX_UNSETTLED = 3
-#: Seconds for which a stopping worker tries to release its task, and how many of them the last log lines and chunks may
-#: take.
+#: A worker that stops tries for _RELEASE_SECONDS to release its task. Of this time, the last log lines and chunks may
+#: take _LAST_OUTPUT_SECONDS.
 _RELEASE_SECONDS, _LAST_OUTPUT_SECONDS = 5.0, 2.0
 #: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
 #: The most characters of the message, and of the traceback, of a log line.
 _MAX_TEXT = 65_536
-#: The levels of a log line, and the most fields of one.
+#: The levels of a log line, and the most fields of a log line.
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _MAX_FIELDS = 32
 #: Seconds between two requests that send the log lines and chunks of a task.
@@ -109,7 +110,7 @@ class Task:
 
     @property
     def results(self) -> dict[str, Any]:
-        """{step: result} of the steps that this step needs."""
+        """The results of the steps that this step needs, as {step: result}."""
         results: dict[str, Any] = self.claim["results"]
         return results
 
@@ -162,8 +163,8 @@ class Task:
         await self.post("progress", percent=percent, summary=summary)
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
-        """Add a line to the run's log. The line is sent within a second, and before the task is settled. It is dropped
-        if too many lines wait until the API accepts them; a later line of the log says how many were dropped.
+        """Add a line to the run's log. The line is sent within a second, and before the task is settled. If too many
+        lines already wait until the API accepts them, the line is dropped. A later line says how many were dropped.
 
         `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; only the first 32
         are sent. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
@@ -173,7 +174,9 @@ class Task:
         self._add_line(message, level, trace, dict(list(fields.items())[:_MAX_FIELDS]))
 
     def log_failure(self, message: str, trace: str) -> None:
-        """As `log`, at the level error, but the line is kept however many wait: it says why the attempt failed."""
+        """As `log`, at the level error. But the line is kept, however many lines wait, because it says why the attempt
+        failed.
+        """
         self._add_line(message, "error", trace, beyond_bounds=True)
 
     def _add_line(
@@ -191,9 +194,9 @@ class Task:
         self._lines.add(line, len(_encode_json(line)), beyond_bounds=beyond_bounds)
 
     def emit(self, chunk: Any) -> bool:
-        """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the chunk is
-        dropped. Either the attempt has emitted too much, and the API accepts no more of its chunks; or too many chunks
-        wait until the API accepts them, and a later line of the log says how many were dropped.
+        """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. Returns False if
+        the chunk is dropped. Either the attempt has emitted too much, and the API accepts no more of its chunks. Or too
+        many chunks wait until the API accepts them. Then a later line of the log says how many were dropped.
 
         NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
         and ValueError for a value that is not JSON.
@@ -208,13 +211,13 @@ class Task:
         return self._chunks.add(chunk, len(encoded))
 
     async def flush(self) -> None:
-        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped. A log line
-        reports this loss, and another one those that `log` and `emit` have dropped.
+        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped, and a log line
+        reports this. Another log line reports how many items `log` and `emit` have dropped.
 
-        Raises httpx2.HTTPError while the API does not answer: a later call sends the same items again. Raises
-        LeaseLost, and Refused if the API refuses the key.
+        Raises httpx2.HTTPError while the API does not answer. A later call then sends the same items again. Raises
+        LeaseLost, and Refused if the API refuses the API key.
         """
-        for output in (self._chunks, self._lines):  # the lines last: one may report that a chunk was refused
+        for output in (self._chunks, self._lines):  # the lines last, because a line may report a refused chunk
             while not await self._has_flushed(output):
                 pass
         line_count, chunk_count = self._lines.take_dropped_count(), self._chunks.take_dropped_count()
@@ -235,7 +238,7 @@ class Task:
             if error.status in _KEY_REFUSED:
                 raise
             is_lost = output.refuse(divide=error.status in _BODY_REFUSED)
-            if is_lost and not self._has_logged_loss:  # once: the API may refuse this line, too
+            if is_lost and not self._has_logged_loss:  # only once, because the API may refuse this line, too
                 self._has_logged_loss = True
                 message = f"The API has refused output of this attempt: {error}"
                 self._add_line(message, "warning", beyond_bounds=True)
@@ -279,14 +282,14 @@ class ExternalWorker:
     """
 
     def __init__(self, url: str, key: str, *, queues: Sequence[str], lease_seconds: float = 60.0) -> None:
-        # Check the URL and the key here. `serve` takes each error of the HTTP library for an outage: with a malformed
-        # URL or key it would try again for ever.
+        # Check the URL and the key here. `serve` mistakes each error of the HTTP library for an outage. So with a
+        # malformed URL or key it would try again for ever.
         url = url_of(url)
         auth = KeyAuth(url, key_of(key))
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        #: The refusals of the last tasks in a row that the API did not let this worker settle.
+        #: One refusal for each of the latest tasks in a row that the API did not let this worker settle.
         self._unsettled: list[Refused] = []
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # signed URLs must not get the API key
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
@@ -299,12 +302,13 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work on one task at a time, until the caller cancels `serve`. Then release the current task: its attempt does
-        not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that the
-        API does not let this worker settle, and after an empty answer that came at once.
+        """Work on one task at a time, until the caller cancels `serve`. Then release the current task, whose attempt
+        does not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that
+        the API does not let this worker settle, and after an empty answer that came at once.
 
-        Raises Refused if the API refuses the key or the queues, and if it refuses all settlements of three tasks in a
-        row. For example, a proxy lets only the claims through: the worker would run each task of the queue for nothing.
+        Raises Refused if the API refuses the API key or the queues, and if it refuses all settlements of three tasks in
+        a row. For example, if a proxy lets only the claims through, the worker would run each task of the queue for
+        nothing.
         """
         self._unsettled.clear()
         while True:
@@ -336,7 +340,7 @@ class ExternalWorker:
         try:
             await self._run(handle, task)
         except LeaseLost:
-            return  # another claim has the task: nobody will read this attempt's result
+            return  # another claim has the task, so nobody will read this attempt's result
         finally:
             await cancel_and_wait(heartbeat_task, output_task)
 
@@ -351,7 +355,7 @@ class ExternalWorker:
         # Run the handler, and settle the task by what the handler returns or raises.
         try:
             result = await handle(task)
-            _encode_json(result)  # raises for a result that is not JSON: the attempt has failed
+            _encode_json(result)  # raises for a result that is not JSON, so that the attempt fails
         except (Exception, BaseExceptionGroup, Cancelled, asyncio.CancelledError) as raised:  # noqa: BLE001 - a handler may raise anything
             await self._settle_error(task, deciding(raised), raised)
         else:
@@ -359,8 +363,8 @@ class ExternalWorker:
             await self._settle(task, "complete", result=result, files=files)
 
     async def _settle_error(self, task: Task, error: BaseException, raised: BaseException) -> None:
-        """Settle the task, whose handler raised `raised`: `error`, or a group in which `error` decides. Raises `error`
-        if it ends the attempt without a settlement.
+        """Settle the task after its handler has raised `raised`. `error`: the same error; if `raised` is a group, the
+        error in it that decides. Raises `error` if it ends the attempt without a settlement.
         """
         if isinstance(error, Cancelled):
             if task.cancelled:
@@ -387,7 +391,7 @@ class ExternalWorker:
 
     async def _release(self, task: Task) -> None:
         """Release the task, because this worker stops. Another worker may claim it immediately, and the attempt does
-        not count. If the API does not answer, the lease ends later by itself.
+        not count. If the API does not answer, the lease expires later.
         """
         with suppress(httpx2.HTTPError, TimeoutError, Refused, LeaseLost):
             async with asyncio.timeout(_RELEASE_SECONDS):
@@ -397,11 +401,11 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task. If the API refuses that, the attempt has failed with the refusal. A refused failure stays as
-        it is, except for its message. If the API refuses that, too, the lease ends by itself: the worker must go on
-        with the next task.
+        """Settle the task. If the API refuses the settlement, report the refusal as the attempt's failure. Exception: a
+        failure that was refused is sent again with the refusal as its message. If the API refuses the second request,
+        too, the lease is left to expire, because the worker must go on with the next task.
 
-        Raises LeaseLost, and Refused if the API refuses the key.
+        Raises LeaseLost, and Refused if the API refuses the API key.
         """
         refusal = await self._refusal_of(task, verb, **body)
         if refusal is not None:
@@ -416,11 +420,12 @@ class ExternalWorker:
             self._unsettled.append(refusal)
 
     async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
-        """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again: the
-        heartbeats keep the lease, and the API answers a repeated settlement as it answered the first. If this worker
-        stops before the API has answered, it releases the task. The API refuses the release of a settled task.
+        """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
+        This is safe, because the heartbeats keep the lease, and the API answers a repeated settlement as it answered
+        the first. If this worker stops before the API has answered, it releases the task. This is safe, too: if the
+        settlement did arrive, the API refuses the release.
 
-        Returns the API's refusal of this settlement. Raises LeaseLost, and Refused if the API refuses the key.
+        Returns the API's refusal of this settlement. Raises LeaseLost, and Refused if the API refuses the API key.
         """
         try:
             while True:
@@ -442,7 +447,7 @@ class ExternalWorker:
 
     async def _send_heartbeats(self, task: Task) -> None:
         """Send a heartbeat every third of the lease, until the lease is lost. If a heartbeat has no answer within a
-        third of the lease, stop waiting for it: the next heartbeat may reach another process of the API.
+        third of the lease, stop waiting for it, because the next heartbeat may reach another process of the API.
         """
         third = self._lease_seconds / 3
         due = monotonic() + third

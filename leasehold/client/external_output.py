@@ -19,7 +19,7 @@ class OutputBuffer:
     `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a request that is sent
     again after an outage.
 
-    Items beyond MAX_ITEMS or MAX_CHARACTERS are counted and dropped: else an outage could fill the memory.
+    Items beyond MAX_ITEMS or MAX_CHARACTERS are counted and dropped, or else an outage could fill the memory.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:

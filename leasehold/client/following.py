@@ -1,6 +1,6 @@
 """Makes the requests for a feed (a job's events, log lines or chunks), and resumes the feed after a lost connection.
 
-It does no input or output, so the blocking and the asyncio client use it.
+It does no input or output, so the blocking client and the asyncio client both use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Following(Generic[T]):
         self._parser = Parser()  # a broken connection may have left half an event
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}
-        # `idempotent`: the request may be sent again. Its answer is not parsed as a whole: `items` takes it in pieces.
+        # `idempotent`: the request may be sent again. The lambda parses nothing, because `items` parses the answer in
+        # pieces.
         call: Call[Any] = Call(
             "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, idempotent=True
         )
@@ -75,11 +76,12 @@ class Following(Generic[T]):
         return self._last_number != self._number_at_connect
 
     def after_nothing(self, job: models.Job) -> float | None:
-        """Seconds until the next connection, after one that ended without an item; None: at once. `job`: as it
-        was read after that connection. If it has ended, one connection more brings the last items, if any are left.
+        """Seconds until the next connection, after a connection that ended without an item; None: connect at once.
+        `job`: the job, read after that connection. If the job has ended, one more connection brings the last items, if
+        any are left.
 
-        The API ends a connection without items after ten minutes. But a proxy may end each one at once: so the pause
-        grows with each such connection in a row.
+        The API ends a connection without items after ten minutes. But a proxy may end each connection at once. So the
+        pause grows with each such connection in a row.
         """
         self.job_has_ended = job.ended
         if job.ended:

@@ -41,7 +41,7 @@ class Output(Answer):
 
 
 class Accepted(Answer):
-    """A run that was started, or the unfinished run that has the same dedupe key. `version`: the template's."""
+    """A run that was started, or the unfinished run that has the same dedupe key. `version`: of the template."""
 
     id: UUID
     status: Status
@@ -85,8 +85,8 @@ class RunStep(Answer):
 
 
 class Progress(Answer):
-    """`steps`: at most 1,000. `step_count`: the number of all steps. `next_cursor`: the `cursor` of `get_run` for the
-    next steps; None: there are no more, or the API is of an earlier release, and `steps` has all.
+    """How far a run is. `steps`: at most 1,000. `step_count`: the number of all steps. `next_cursor`: the `cursor` of
+    `get_run` for the next steps. None: there are no more steps; an API of an earlier release gives all in `steps`.
     """
 
     percentage: int

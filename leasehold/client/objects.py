@@ -23,15 +23,15 @@ def check_answer(answer: httpx2.Response) -> None:
 
 
 async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
-    """Read an object, and check its size and SHA-256. Stop at the first byte too many: a long answer could fill the
-    memory.
+    """Read an object, and check its size and SHA-256. Stop once there are too many bytes, because a long answer could
+    fill the memory.
 
     Raises OtherBytes, and httpx2.HTTPError when the store does not answer or refuses.
     """
     content = bytearray()
     async with store.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
         check_answer(answer)
-        async for piece in answer.aiter_raw():  # not unpacked: a small answer could unpack to a huge one
+        async for piece in answer.aiter_raw():  # not unpacked, because a small answer could unpack to a huge one
             content += piece
             if len(content) > size:
                 raise OtherBytes("the store sent more bytes than were stored")

@@ -17,8 +17,8 @@ from leasehold.domain.errors import WrongCell
 
 T = TypeVar("T")  # the result of a call
 
-#: The `mounts` of each client of the HTTP library: requests to this machine use no proxy. The environment may name a
-#: proxy (HTTP_PROXY), and a proxy does not reach the servers of this machine.
+#: The `mounts` of each client of the HTTP library. With them, requests to this machine use no proxy. The environment
+#: may name a proxy (HTTP_PROXY), and a proxy does not reach the servers of this machine.
 DIRECT: Mapping[str, None] = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
 _NO_CONTENT = 204
 _WRONG_CELL = 421
@@ -131,7 +131,7 @@ def parse_answer(call: Call[T], answer: httpx2.Response) -> T:
 
 
 def result_of(run: Run) -> dict[str, Any]:
-    """{step: result} of a run that has ended, for the steps that this answer has. Raises RunFailed."""
+    """The results of a run that has succeeded, as {step: result}, for the steps in this answer. Raises RunFailed."""
     if run.status == "succeeded":
         return run.result or {}
     error = run.error  # None: the run was cancelled

@@ -16,7 +16,7 @@ import httpx2
 from leasehold.client.calls import Call
 from leasehold.client.errors import ApiError, Unavailable
 
-#: The API, or a proxy in front of it, cannot answer now.
+#: With these statuses the API, or a proxy in front of it, says that it cannot answer now.
 AWAY_STATUSES = frozenset({502, 503, 504})
 TOO_MANY = 429
 _CONFLICT = 409
@@ -24,21 +24,21 @@ _CONFLICT = 409
 _WRONG_CELL = 421
 #: The error code of the answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
-#: Seconds: the bounds of the pause, which doubles with each try.
+#: The first and the longest pause between two tries, in seconds. The pause doubles with each failure.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
 #: How long after the caller's deadline a client still waits for the answer to a try.
 _ANSWER_SECONDS = 10.0
-#: After so many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit, many
-#: tries would end in an error: 2.0 ** 1024 is too large for a float.
+#: After this many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit,
+#: many tries would end in an error, because 2.0 ** 1024 is too large for a float.
 _MAX_DOUBLINGS = 10
 #: These errors mean that the request has not been sent.
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call. The last one begins before `seconds` have passed, or before `within` (the time for which
-    the caller waits) if that is shorter. `url`: the server, for error messages. `unexplained`: the message of a refusal
-    without a reason.
+    """The tries of one call. The last try begins before `seconds` have passed. `within`: the seconds for which the
+    caller waits; if they are fewer than `seconds`, the last try begins before they have passed. `url`: the server, for
+    error messages. `unexplained`: the message of a refusal without a reason.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Tries:
         self._url = url
         self._unexplained = unexplained
         self._seconds = seconds
-        self._is_waited_for = within is not None
+        self._is_waited_for = within is not None  # the caller waits only for the seconds of `within`
         now = monotonic()
         self._deadline = now + seconds
         self._waits_until = None if within is None else now + within
@@ -64,15 +64,17 @@ class Tries:
         self._may_be_done = False  # whether the API may have done an earlier try
 
     def request_seconds(self, at_most: float) -> float:
-        """How long the next try may take: `at_most`, but with `within` no longer than deadline + _ANSWER_SECONDS."""
+        """How long the next try may take: `at_most` seconds. With `within`, it may also take only until _ANSWER_SECONDS
+        after the deadline.
+        """
         if not self._is_waited_for:
             return at_most
         return min(at_most, max(0.0, self._deadline - monotonic()) + _ANSWER_SECONDS)
 
     def next_call(self) -> Call[Any]:
-        """The call as the next try sends it. With `within`, the API is asked to hold a request that waits for a change
-        (`wait`) no longer than the caller waits. It is held for at least half of _ANSWER_SECONDS less than
-        `request_seconds`, so that the answer comes in time.
+        """The call as the next try sends it. Its parameter `wait` asks the API to hold the request until a change. With
+        `within`, `wait` becomes no longer than the caller waits. It also ends at least half of _ANSWER_SECONDS before
+        the time of `request_seconds`, so that the answer comes in time.
         """
         if self._waits_until is None or "wait" not in self._call.params:
             return self._call
@@ -120,7 +122,7 @@ class Tries:
         raise api_error
 
     def have_done(self, refusal: ApiError) -> bool:
-        """Whether the API refuses this try because an earlier one, whose answer was lost, has done the request."""
+        """Whether the API refuses this try because an earlier try, whose answer was lost, has done the request."""
         return self._may_be_done and refusal.code == self._call.done_code
 
     @classmethod
@@ -142,7 +144,9 @@ class Tries:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds until the next try after so many failures in a row: random, below a bound that doubles with each."""
+    """Seconds until the next try, after this number of failures in a row. The pause is random: between half of a bound
+    and the bound, which doubles with each failure.
+    """
     longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, _MAX_DOUBLINGS))
     return random.uniform(longest_pause / 2, longest_pause)  # noqa: S311 - no secret
 
@@ -157,7 +161,7 @@ def problem_of(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def is_in_flight(status: int, problem: Mapping[str, Any]) -> bool:
-    """Whether the API refuses the request because it still works on an earlier one with the same idempotency key."""
+    """Whether the API refuses the request because it still works on an earlier try with the same idempotency key."""
     return status == _CONFLICT and problem.get("code") == _IN_FLIGHT
 
 

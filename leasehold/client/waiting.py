@@ -44,8 +44,8 @@ class Waiting:
         """Seconds until the next request; None: the run has ended. Raises TimeoutError if the caller waits no longer.
 
         The API answers when the run has changed, or when it has held the request for as long as it was asked to. But a
-        proxy may drop the parameter `wait`, and an API that stops holds no request: so the pause grows with each answer
-        in a row that came at once and says nothing new.
+        proxy may drop the parameter `wait`, and an API holds no request while it stops. So the pause grows with each
+        answer in a row that came at once and says nothing new.
         """
         if run.ended:
             return None

@@ -38,7 +38,7 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`. {}: no note."""
+    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`; {} without a note."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

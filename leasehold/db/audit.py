@@ -1,6 +1,6 @@
 """Writes and reads the audit, which records who did what. Each tenant has a chain of rows, linked by their hashes.
 
-Call `record` in the transaction of the act: PostgreSQL then commits the act and its row, or neither.
+Call `record` in the transaction of the act. PostgreSQL then commits both the act and its row, or neither.
 """
 
 from __future__ import annotations
@@ -133,9 +133,10 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`, `first_previous`: the
-    number of its first row, and the hash of the row before. An operator may keep the heads outside of the database, and
-    later `verify` against an old head. This shows whether somebody has changed or deleted rows up to that head.
+    """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`: the number of its first
+    row. `first_previous`: the hash of the row before the first row. An operator may keep the heads outside of the
+    database, and later `verify` against an old head. This shows whether somebody has changed or deleted rows up to that
+    head.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
@@ -190,7 +191,7 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
     retention has not deleted the row, so the row is missing.
 
     The table `audit_chain` has the beginning of each chain. Only `forget_audit` and the owner of the schema can change
-    this, and `forget_audit` deletes no row of the last 30 days.
+    this beginning, and `forget_audit` deletes no row of the last 30 days.
     """
     for head in await heads(connection, chain.tenant_id):
         if head["first_seq"] > chain.seq + 1:
@@ -199,8 +200,9 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
-    """Delete rows that are older than `days`. The function takes the chains of the oldest `at_most` such rows, and
-    deletes at most `at_most` rows of each chain. So it may delete more rows in sum. Returns whether more may be due.
+    """Delete rows that are older than `days`. PostgreSQL's function `forget_audit` takes the chains of the oldest
+    `at_most` such rows, and deletes at most `at_most` rows of each chain. So in sum it may delete more than `at_most`
+    rows. Returns whether further rows may be due.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most

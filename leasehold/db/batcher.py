@@ -21,13 +21,13 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: The least seconds that a statement may take for an item that is tried alone. Mostly it takes some milliseconds.
+#: A statement for an item that is tried alone may always take this many seconds. Mostly it takes some milliseconds.
 _ALONE_SECONDS = 1.0
-#: Such a statement may take this many times as long as the last one that PostgreSQL answered, or as the item's last try
-#: alone. So an item gets its answer in the end, however slow the database is.
+#: It may also take longer: this many times as long as the last statement that PostgreSQL answered, or as the item's
+#: last try alone, whichever is more. So an item gets its answer in the end, however slow the database is.
 _LIMIT_FACTOR = 2.0
-#: An item that is set aside is tried again, as the first of all these items, after this many times the duration of its
-#: last try.
+#: The items that are set aside are tried again one by one. Before the first of them is tried, the batcher waits for
+#: this many times the duration of that item's last try.
 _PAUSE_FACTOR = 2.0
 
 
@@ -122,7 +122,7 @@ class Batcher(Generic[_Item, _Answer]):
         item. If PostgreSQL did not answer for `patience` seconds, raises an error of TRY_AGAIN (no connection, no
         answer).
         """
-        if self._is_closed:  # no round trip follows: the caller would wait for ever
+        if self._is_closed:  # no round trip follows, so the caller would wait for ever
             raise asyncio.CancelledError
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(item, answer))
@@ -156,7 +156,7 @@ class Batcher(Generic[_Item, _Answer]):
     async def _run_batch(self, batch: list[_Request[_Item, _Answer]], *, is_alone: bool) -> None:
         limit = self._limit_of(batch[0]) if is_alone and self._sets_aside else None
         try:
-            # `repeated`: the statement for the whole batch may have committed a part of it.
+            # If an item is tried alone, the earlier statement for its whole batch may have committed a part of it.
             answers = await self._answer([request.item for request in batch], repeated=is_alone, limit=limit)
         except _TimedOut as error:
             if is_alone:
@@ -173,7 +173,9 @@ class Batcher(Generic[_Item, _Answer]):
             _resolve(batch, answers)
         if self._alone:
             self._has_items.set()
-        if batch[0].alone_seconds is not None:  # the lock for which it waited has gone, perhaps that of others with it
+        # An item that was set aside is done now, so the lock for which it waited has gone. Perhaps the items that are
+        # still set aside waited for the same lock, so try the first of them at once.
+        if batch[0].alone_seconds is not None:
             self._resume_after(0.0)
 
     def _limit_of(self, request: _Request[_Item, _Answer]) -> float:
@@ -181,16 +183,17 @@ class Batcher(Generic[_Item, _Answer]):
         return max(_ALONE_SECONDS, _LIMIT_FACTOR * max(self._answer_seconds, request.alone_seconds or 0.0))
 
     def _set_aside(self, request: _Request[_Item, _Answer], seconds: float) -> None:
-        """Set an item aside whose try alone took too long, after `seconds`."""
+        """Set aside an item whose try alone was cancelled after `seconds`, because it took too long."""
         request.alone_seconds = seconds
         self._aside.append(request)
         self._newer_first = True
-        # By the duration of the item that is next: a new item does not wait for long because of an old one.
+        # The last try of the item that is next decides about the pause, and not the try of this item. So an item that
+        # had a short try does not wait for long because of another item.
         self._resume_after(max(_PAUSE_FACTOR * (self._aside[0].alone_seconds or 0.0), self._pause))
 
     def _resume_after(self, seconds: float) -> None:
-        """Try the first of the items that are set aside again, after `seconds`. Its end decides when the next follows.
-        So however many they are, their tries take a part of the time only.
+        """After `seconds`, try the first of the items that are set aside again. The end of this try decides when the
+        next item is tried. So the tries of these items take only a part of the time, however many the items are.
         """
 
         def try_again() -> None:

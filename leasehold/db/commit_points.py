@@ -19,6 +19,7 @@ _Answer = TypeVar("_Answer")
 #: Matches a statement that writes: outside a transaction, PostgreSQL commits such a statement immediately. `SELECT ...
 #: FOR UPDATE` only locks, so it does not match.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
+#: The function that names the commits of the current request; None: outside of a request.
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
 
 

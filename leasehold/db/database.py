@@ -108,7 +108,7 @@ async def _encode_json(connection: Connection) -> None:
 
 async def _no_reset(_connection: Connection) -> None:
     """Replaces asyncpg's reset, which costs a round trip each time that a connection returns to the pool. No reset is
-    needed: no statement of the platform changes the session.
+    needed, because no statement of the platform changes the session.
     """
 
 
@@ -157,8 +157,8 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
 
 def is_of_platform(connection: object) -> bool:
     """Whether a pool or `connect` of this module made the connection, so that it takes jsonb as Python values."""
-    # `_con`: the connection behind the proxy that a pool lends. `isinstance` cannot be used: asyncpg's metaclass makes
-    # it true for every connection of asyncpg.
+    # `_con`: the connection behind the proxy that a pool lends. `isinstance` cannot be used, because asyncpg's
+    # metaclass makes it true for every connection of asyncpg.
     return WatchedConnection in type(getattr(connection, "_con", connection)).__mro__
 
 
@@ -216,12 +216,12 @@ async def lock_name(connection: Connection, name: str) -> None:
 
 
 def window_interval(seconds: float | None) -> timedelta:
-    """The poll window of a statement, as an interval. None: no bound, the statement reads all due rows."""
+    """The poll window of a statement, as an interval. None: there is no bound, so the statement reads all due rows."""
     return _UNBOUNDED if seconds is None else timedelta(seconds=seconds)
 
 
 def row_count(status: str) -> int:
-    """The number of rows in the status of a statement, such as `DELETE 17`: what `execute` returns."""
+    """The number of rows that a statement changed. `status`: what `execute` returned, such as `DELETE 17`."""
     return int(status.rpartition(" ")[2])
 
 
@@ -244,7 +244,7 @@ def within_minute(column: str) -> str:
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"
 
 
-#: Alembic has one context for the whole process.
+#: Alembic has one context for the whole process, so only one upgrade may run at a time.
 _ALEMBIC = Lock()
 
 

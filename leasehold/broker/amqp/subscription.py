@@ -135,7 +135,7 @@ class Subscription:
             wire.sieve.detach(channel.number, deliveries)
 
     def _report(self, error: Exception | None) -> None:
-        """Log an error only if it differs from the last: a queue may be broken for hours."""
+        """Log an error only if it differs from the last error, because a queue may be broken for hours."""
         reason = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
         if self.stopped or reason == self._last_reason:
             return
@@ -144,7 +144,7 @@ class Subscription:
 
 
 async def _refuse(_message: DeliveredMessage) -> None:
-    """The client's callback. It is never called: `Deliveries` takes each delivery before the client gets it."""
+    """The AMQP client's callback. It is never called, because `Deliveries` takes each delivery before the client."""
     raise AssertionError("a delivery reached the client")
 
 

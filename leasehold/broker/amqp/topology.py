@@ -1,6 +1,6 @@
-"""The queues on RabbitMQ. Each queue of the platform has three, one for each priority band. One more queue has the
-hints that were set aside. All are durable. A hint is a message that a task is due. RabbitMQ sets a hint aside
-(dead-letters it), for example, after it has delivered the hint too often.
+"""The queues on RabbitMQ. Each queue of the platform is three queues there, one for each priority band. One more queue
+has the hints that were set aside. All these queues are durable. A hint is a message that a task is due. RabbitMQ sets a
+hint aside (dead-letters it), for example, after it has delivered the hint too often.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -23,8 +23,8 @@ from leasehold.runtime.gather import check_not_cancelled
 #: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard. The first
 #: is in PostgreSQL, which counts the attempts.
 DELIVERY_LIMIT = 20
-#: The most hints in the queue of hints that were set aside, which is for people to read. No task needs these hints,
-#: because workers also find tasks by polling PostgreSQL.
+#: The most hints that RabbitMQ keeps in the queue of hints that were set aside. People may read these hints. No task
+#: needs them, because workers also find tasks by polling PostgreSQL.
 SET_ASIDE_MAX = 10_000
 #: How long a request may wait for RabbitMQ's answer, in seconds. A declare of a quorum queue without a leader would
 #: hang for a minute, and a new try may succeed within this minute.
@@ -65,8 +65,8 @@ class Topology:
         await self._try_to_declare_set_aside(connection)
 
     async def _try_to_declare_set_aside(self, connection: AbstractConnection) -> None:
-        """Declare the queue of hints that were set aside. An error is only logged: the hints of all other queues must
-        not wait for this queue, which no task needs. While one call declares this queue, other calls do nothing.
+        """Declare the queue of hints that were set aside. An error is only logged, because no task needs this queue,
+        and the hints of all other queues must not wait for it. While one call declares it, other calls do nothing.
         """
         if monotonic() < self._set_aside_due_at:
             return

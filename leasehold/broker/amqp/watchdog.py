@@ -15,8 +15,8 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The longest `seconds` of a `Patience`, and the seconds without a loss after which a `Patience` is as short again as
-#: at first. A loss is a connection or a channel that was given up and replaced.
+#: _MOST_SECONDS: the longest `seconds` of a `Patience`. _FORGOTTEN_SECONDS: after this time without a loss, `seconds`
+#: has its first value again. A loss is a connection or a channel that was given up and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
@@ -46,8 +46,8 @@ class Patience:
 
 
 async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) -> None:
-    """Watch the connection until RabbitMQ has sent nothing for the seconds of `patience`. Then end it, and raise
-    BrokerUnavailable. After half of the seconds, send a request that a living node would answer.
+    """Watch the connection until RabbitMQ has sent nothing for the seconds of `patience`. Then drop the connection, and
+    raise BrokerUnavailable. After half of the seconds, send a request that a living node would answer.
     """
     probe = _Probe(connection)
     try:
@@ -75,8 +75,9 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     # request and to read the answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
-        # True if the last byte came at the time of the request or later. At the same time: uvloop's clock has ticks of
-        # a millisecond. The byte is no earlier one, because the connection was silent for long before the request.
+        # Whether the last byte came after the request, or in the same tick of the clock (uvloop's clock has ticks of a
+        # millisecond). A byte of the same tick is an answer, too, because before the request the connection was silent
+        # for long.
         if wire.silence <= clock() - requested_at:
             return True
     return False

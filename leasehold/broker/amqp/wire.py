@@ -24,7 +24,8 @@ _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the 
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: While the handlers take all frames, `_Reader` gives the client an invented heartbeat at this interval, in seconds.
-#: The client takes a connection without frames for dead, and a broker that delivers messages sends no heartbeats.
+#: Without frames, the client would close the connection as dead, and a broker that delivers messages sends no
+#: heartbeats.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends a larger frame does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
@@ -34,8 +35,8 @@ METHOD, HEADER, BODY = 1, 2, 3
 #: The beginning of a content header: class, weight, size of the body, flags of the properties.
 CONTENT = struct.Struct(">HHQH")
 
-#: Handles a frame of a kind (METHOD, HEADER, BODY) with its payload. False: the frame is for the client. Called in the
-#: event loop; it must not raise.
+#: Gets the kind (METHOD, HEADER or BODY) and the payload of a frame. Returns True if it has handled the frame, and
+#: False if the frame is for the client. It is called in the event loop, and must not raise.
 FrameHandler = Callable[[int, bytes], bool]
 
 
