@@ -90,8 +90,8 @@ class WaitingAnnouncements:
 
 
 def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    """Returns a function for `Announcer(on_connection=...)`: it lends a connection of the pool to the coroutine
-    function that it gets.
+    """Returns a function for `Announcer(on_connection=...)`. That function gets a coroutine function, and calls it with
+    a connection of the pool.
     """
 
     async def run(work: Callable[[Connection], Awaitable[None]]) -> None:
@@ -130,7 +130,7 @@ class Announcer:
             await cancel_and_wait(self._task)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Add the announcements to those that wait: the announcer soon publishes them, tenants in turn. Returns
+        """Add the announcements to those that wait. The announcer soon publishes them, tenants in turn. Returns
         immediately.
         """
         self._waiting.add(announcements)
@@ -139,7 +139,7 @@ class Announcer:
             self._is_idle.clear()
 
     async def until_idle(self) -> None:
-        """Wait until no hint waits in memory: the announcer has sent each hint, or has left it to the relay."""
+        """Wait until no hint waits in memory, because the announcer has sent each hint, or has left it to the relay."""
         await self._is_idle.wait()
 
     async def _run(self) -> None:

@@ -43,7 +43,7 @@ class Delivery:
 
 
 class Broker(Protocol):
-    """Reconnects by itself for as long as it is open. No method raises because a server is unreachable."""
+    """Reconnects by itself for as long as it is open. If a server is unreachable, the methods raise no error."""
 
     #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str
@@ -99,7 +99,7 @@ class Broker(Protocol):
         """Consume these queues, too, with the callbacks that `consume` got."""
 
     async def stop_consuming(self) -> None:
-        """Stop new deliveries. This process still has its unacknowledged hints until it acks them or the connection
+        """Stop new deliveries. This process keeps its unacknowledged hints until it acks them or the connection
         closes.
         """
 

@@ -23,7 +23,7 @@ _WITHOUT_TENANT = 1
 #: The largest body of a message. A hint has about 100 bytes.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
-#: A longer tenant name is cut: workers use it only to take the hints of the tenants in turn.
+#: A longer tenant name is cut, because workers use it only to take the hints of the tenants in turn.
 MAX_TENANT = 200
 MAX_HEADERS = 16
 MAX_HEADER_CHARACTERS = 1024
@@ -42,7 +42,7 @@ class Garbage(ValueError):
 def encode(hint: Hint) -> bytes:
     """The message's body. The publisher sends the hint's headers as the message's headers."""
     tenant = hint.tenant[:MAX_TENANT]
-    # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
+    # str() is needed, because asyncpg's UUIDs are of a subclass, which orjson refuses.
     return orjson.dumps({
         "v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band, "tenant": tenant
     })  # fmt: skip

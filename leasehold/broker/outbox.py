@@ -36,7 +36,7 @@ class HintBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Self | None:
-        """The batch of a submission; `rows`: one row for each hint. None: fewer than two hints need no batch."""
+        """The batch of a submission, or None: fewer than two hints need no batch. `rows`: one row for each hint."""
         if not rows or rows[0]["batch_id"] is None:
             return None
         return cls(rows[0]["batch_id"], {row["task_id"] for row in rows})
@@ -121,8 +121,8 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 
 
 async def split(connection: Connection, limit: int, back: float | None = None) -> int:
-    """Turn up to `limit` batches that were not published in time into rows of `outbox`. Returns how many batches.
-    `back`: as in `take`.
+    """Turn up to `limit` batches that were not published in time into rows of `outbox`. Returns the number of these
+    batches. `back`: as in `take`.
     """
     batches: int = await connection.fetchval(SPLIT, limit, window_interval(back))
     return batches
@@ -162,5 +162,5 @@ async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
 
 
 async def drop(connection: Connection, outbox_id: int) -> None:
-    """Delete a hint that cannot be sent. A poll finds its task."""
+    """Delete a hint that cannot be sent. A poll will find the hint's task."""
     await connection.execute("DELETE FROM outbox WHERE id = $1", outbox_id)

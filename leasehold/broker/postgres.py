@@ -171,7 +171,7 @@ class PostgresBroker:
 
 
 class _Session:
-    """A connection outside the pools that reconnects by itself. While the connection is open, `serve` runs with it.
+    """A connection outside the pools. It reconnects by itself. While the connection is open, `serve` runs with it.
     `role`: names the connection at PostgreSQL and in the log. No transaction is ever opened on the connection.
     """
 

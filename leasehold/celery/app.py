@@ -74,8 +74,8 @@ class _App(App):
 
 
 class Celery(Lacking):
-    """`main`: the name of the app. `broker` and `backend` are ignored: LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL
-    name the servers. Raises NotSupported for any other argument of Celery's class.
+    """`main`: the name of the app. `broker` and `backend` are ignored, because LEASEHOLD_DATABASE_URL and
+    LEASEHOLD_AMQP_URL name the servers. Raises NotSupported for any other argument of Celery's class.
     """
 
     _IN_CELERY, _LACKS = "Celery", OF_APP
@@ -234,7 +234,7 @@ class Celery(Lacking):
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
         """The middleware around each attempt. The platform's rule allows a task with `bind=True` 1,000 retries. So this
         middleware ends the run of such a task after the task's `max_retries`. For a task without `bind=True` the
-        platform's rule is enough: `is_last` returns False.
+        platform's rule is enough, so `is_last` returns False.
         """
         try:
             yield
@@ -273,7 +273,7 @@ class SharedTask:
         self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
-        # Read the options now, only to raise NotSupported: if no app exists yet, nothing else checks them.
+        # Read the options only to raise NotSupported now. If no app exists yet, nothing else checks the options.
         options_of({name: value for name, value in options.items() if name != "name"})
         _shared_declarations.append(self._declare)
         for app in made_apps:
@@ -299,8 +299,8 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _allowed_name(name: str) -> str:
-    """The name from Celery, changed to a name that leasehold allows: small letters, digits, `_` and `-`. The first must
-    be a letter, so a name that begins otherwise gets the prefix `c-`.
+    """The name from Celery, changed to a name that leasehold allows: small letters, digits, `_` and `-`. The first
+    character must be a letter, so a name that begins otherwise gets the prefix `c-`.
     """
     allowed_name = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
     return allowed_name if allowed_name[:1].isalpha() else f"c-{allowed_name}"

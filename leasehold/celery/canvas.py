@@ -85,8 +85,8 @@ class Signature(Lacking):
 
 
 def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
-    """Calls in a row. Each takes the result of the call before it as its first argument. Raises NotSupported without
-    calls.
+    """Calls one after the other. Each call takes the result of the previous call as its first argument. Raises
+    NotSupported without calls.
     """
     members = _flattened(signatures)
     plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]

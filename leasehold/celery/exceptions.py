@@ -42,7 +42,7 @@ class MaxRetriesExceededError(CeleryError):
 
 
 class Retry(Retryable):
-    """What `self.retry` raises: the run is tried again after `countdown` seconds."""
+    """What `self.retry` raises, so that the run is tried again after `countdown` seconds."""
 
     def __init__(self, message: str, countdown: float) -> None:
         super().__init__(message, code="retry", after=timedelta(seconds=countdown))

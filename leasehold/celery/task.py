@@ -83,7 +83,7 @@ class CeleryTask(Lacking):
         self.app = app
         self.name = name
         self.run = function
-        #: What an attempt calls. The testing kit replaces it.
+        #: The function that an attempt calls. The testing kit replaces it.
         self.function_of_attempts = function
         self.options = options
         self.__name__ = function.__name__
@@ -250,7 +250,7 @@ class CeleryTask(Lacking):
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt may follow this error. `retries`: how many retries the run has had.
 
-        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
+        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow that many.
         But some errors do not come from `self.retry`, such as errors of the object store or of a middleware. For these
         errors, this function applies the task's `max_retries`. An error of OVERTAKEN is never the last, because another
         attempt may have the task.

@@ -89,7 +89,7 @@ class ApiClient:
         self._http.close()
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        """`params`: the parameters of the query. A parameter that is None is left out, in all methods."""
+        """`params`: the parameters of the URL. All methods leave out a parameter that is None."""
         return self._request("GET", path, params=without_none(params))
 
     def get_patiently(self, path: str, **params: Any) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class ApiClient:
     def _open_stream(
         self, path: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """Yields the answer to a GET before its body has arrived: the caller's `with` block reads the body. Raises
+        """Yields the answer to a GET before its body has arrived. The caller's `with` block reads the body. Raises
         Refused if the answer is an error, and Interrupted when the connection breaks.
         """
         try:

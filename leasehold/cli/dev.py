@@ -80,7 +80,7 @@ def _app_welcome_text(installation: Installation) -> str:
     source = installation.environment["LEASEHOLD_PIPELINES"]
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
-    # Leave out the pipelines that do the platform's own work: `unlimited` marks them.
+    # Leave out the pipelines that do the platform's own work (`unlimited` marks them).
     names = [pipeline.name for pipeline in registry if not pipeline.terms.unlimited]
     program = program_that_submits(module)
     logs = ", ".join(str(path) for path in installation.logs.values())

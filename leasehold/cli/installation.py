@@ -54,8 +54,9 @@ _DRAIN_SECONDS = 3.0
 #: and _RESTART_SECONDS at a restart. A worker that is killed too early releases nothing, and each of its steps counts a
 #: loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
-#: After that time they get a second signal, and after this time they are killed. On the second signal, a worker that
-#: waits for a step that is not cancelable gives the step's task back. Otherwise a restart could take three minutes.
+#: Then the API and the worker get a second signal. If they have not ended this many seconds later, they are killed. On
+#: the second signal, a worker that waits for a step that is not cancelable gives the step's task back. Otherwise a
+#: restart could take three minutes.
 _AGAIN_SECONDS = 3.0
 #: The other parts get this time before RabbitMQ starts, because the start of RabbitMQ takes all cores.
 _HEAD_START_SECONDS = 3.0
@@ -327,8 +328,8 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _load_upgrade() -> Upgrade:
-    """Import alembic, and return its `upgrade`. Call this in a thread while PostgreSQL starts: the import takes half a
-    second, and much longer the first time.
+    """Import cli/migrate.py, and return its `upgrade`. Call this in a thread while PostgreSQL starts, because the
+    import, which loads alembic, takes half a second, and much longer the first time.
     """
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - as above
 

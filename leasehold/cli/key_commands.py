@@ -51,7 +51,9 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key with a role, with scopes, or with both. The key is shown once: the database keeps only its hash."""
+    """Create a key with a role, with scopes, or with both. The key is shown only once, because the database keeps only
+    its hash.
+    """
     scopes = [*(scope or ())] if role is None else [*(scope or ()), f"role:{role}"]
     if not scopes or role not in (None, *NAMES):
         raise typer.BadParameter("give --role viewer, operator or admin, or --scope")
@@ -105,7 +107,7 @@ def rotate(
 
     key = run_or_exit(rotate_one(environment_or_dev(), prefix, overlap))
     print_answer({"key": key.text, "prefix": key.prefix, "expires_at": key.expires_at}, key.text, as_json)
-    if key.expires_at is not None and not as_json:  # to stderr: a script takes the key from stdout
+    if key.expires_at is not None and not as_json:  # to stderr, because a script takes the key from stdout
         print_line(f"The new key ends at {key.expires_at:%Y-%m-%d %H:%M:%S} UTC.", to=Console(stderr=True))
 
 

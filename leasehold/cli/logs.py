@@ -59,7 +59,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     """
     path = f"/v1/jobs/{path_part(job)}"
     client.get(path)  # raises if the API does not answer now; later this function waits, and says so
-    has_ended = False  # whether the job had ended before the next stream begins
+    has_ended = False  # whether it is known that the job had ended before the stream began
     while True:
         cursor_before = after
         try:

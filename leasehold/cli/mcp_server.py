@@ -21,7 +21,7 @@ from leasehold.client import AsyncClient, ClientError, calls
 from leasehold.client.calls import Listing
 
 P = ParamSpec("P")  # the parameters of a tool
-T = TypeVar("T")  # its result
+T = TypeVar("T")  # the result of a tool
 
 INSTRUCTIONS = (
     "Jobs of a Leasehold installation. Find jobs with list_jobs (its query: `kind:media status:failed created:<1h`), "
@@ -70,7 +70,7 @@ def _add_tools(server: MCPServer, annotations: ToolAnnotations, tools: object) -
 
 
 def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Wrap the tool: a refusal of the API becomes a ToolError with the code, such as `insufficient_scope`."""
+    """Wrap the tool, so that a refusal of the API becomes a ToolError with the code, such as `insufficient_scope`."""
 
     @wraps(tool)
     async def with_tool_errors(*args: P.args, **kwargs: P.kwargs) -> T:

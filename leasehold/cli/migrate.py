@@ -52,14 +52,14 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
     The audit gets a row for each schema that changed.
 
-    With `head`, a schema that a newer release has migrated stays as it is: processes of this release work with it, too.
-    So an installation can go back to this release. `report`: called with a sentence, about such a schema, or about
-    other sessions for which the migration waits.
+    With `head`, a schema that a newer release has migrated stays as it is, because processes of this release work with
+    it, too. So an installation can go back to this release. `report`: called with a sentence, about such a schema, or
+    about other sessions for which the migration waits.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a revision
     that the schema has passed; Invalid if the role `database_app_role` does not exist, or has the right to change the
     schema; and BadSetting if a pooler shares sessions. Raises SchemaLocked if a revision gets no lock. The revisions
-    before it stay applied.
+    that came before this revision stay applied.
     """
     settings = settings.direct()
     # Without a direct URL, or with a wrong direct URL, these settings may still lead to a pooler. Refuse a pooler that
@@ -106,7 +106,7 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
         with suppress(*TRY_AGAIN):  # if PostgreSQL is unreachable, the migration's own error reports it
             await _record(settings, schema, progress)
         # This release may not have the schema's revision, because a newer release has migrated the schema. Read the
-        # revision only now: the newer release may have migrated while this migration waited.
+        # revision only now, because the newer release may have migrated while this migration waited.
         if isinstance(error, CommandError) and revision == "head":
             newer_revision = await _newer_revision(settings, schema)
             if newer_revision is not None:
@@ -130,7 +130,7 @@ async def _record(settings: Settings, schema: Schema, progress: Progress) -> Non
         return
     async with connected(settings, "migrate") as connection:
         if not await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL"):
-            return  # the schema is older than the audit
+            return  # the schema is from a time before the audit
         kind = None if schema is CORE else schema.name
         target = Target("schema", progress.after)
         await audit.record(connection, command_actor(), "schema.migrated", target, was=progress.before, kind=kind)

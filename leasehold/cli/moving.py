@@ -70,7 +70,7 @@ _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
 # Settings of this command's two connections. The planner settings of the platform suit statements that find few rows,
-# and a move reads whole tables.
+# but a move reads whole tables.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -92,10 +92,11 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
     WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
 ) AS sealed WHERE credential IS NOT NULL
 """
-# The keys of open uploads to the store. A key that ends with `/` is left out: it is the prefix of the files of a form.
-# Clients send forms to the API. The old cell's API refuses late forms, so the old store has no files of them.
+# The keys of open uploads to the store. A key that ends with `/` is left out, because it is the prefix of the files of
+# a form. Clients send forms to the API. The old cell's API refuses late forms, so the old store has no files of late
+# forms.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
-# A URL counts as expired a minute after its end, because clocks differ.
+# A URL counts as expired only a minute after it has expired, because clocks differ.
 _OPEN_UPLOADS = """
 SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last_until FROM upload
 WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
@@ -326,7 +327,9 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
-    if row is not None and row["from_cell"] != move.to:  # in a move back, the check above has found no rows there
+    # If the tenant moves back to the cell from which it came, the check above has found no rows there. So nothing is
+    # left to clean there.
+    if row is not None and row["from_cell"] != move.to:
         before = row["from_cell"]
         raise Conflict(
             "earlier_move_not_cleaned",
@@ -545,7 +548,7 @@ async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
 
 
 async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
-    """Raises Conflict `uploads_open` while this cell's URLs accept uploads of the tenant, or a form may arrive."""
+    """Raises Conflict `uploads_open` while this cell's URLs accept uploads of the tenant, or its forms may arrive."""
     row = await cells.source.fetchrow(_OPEN_UPLOADS, move.tenant)
     if row is not None and row["uploads"]:
         uploads = counted(row["uploads"], "upload", "uploads")

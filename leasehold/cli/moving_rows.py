@@ -33,8 +33,8 @@ CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbo
                    "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
 #: Tables to which a client's read request also writes. The clients of a tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
-#: The only columns of an API key whose changes are refused. The column with the key's last use may change: requests
-#: write it, at most once a minute.
+#: The only columns of an API key whose changes are refused. The column with the key's last use may change, because
+#: requests write it, at most once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # each waits up to a second for a lock; after a failed try comes a pause of half a second
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
@@ -149,8 +149,8 @@ def source_query(table: MovedTable, *, digest: bool = False) -> str:
     from_clause, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
         # The table `event` has a partition for each day, and the new cell may lack the partition of an old day. So the
-        # rows of `event` and of `kept_event` become rows of `kept_event` there. Further events need no copy: in each
-        # cell the view `history` derives them from the rows of jobs and tasks.
+        # rows of `event` and of `kept_event` become rows of `kept_event` there. Further events need no copy, because in
+        # each cell the view `history` derives them from the rows of jobs and tasks.
         both_tables = " UNION ALL ".join(
             f"SELECT {table.column_list()} FROM {name}" for name in ("event", "kept_event")
         )
@@ -254,7 +254,7 @@ def _leave_function(tenant: str) -> str:
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
-    them: the trigger's function (migration 0040) recognises these connections by their `application_name`.
+    the rows. The triggers' function (migration 0040) recognises these connections by their `application_name`.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     statements = []
@@ -481,7 +481,7 @@ _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "
 
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
-    """The prefixes of the tenant's objects. The platform made each key: no text of a client is used as a key."""
+    """The prefixes of the tenant's objects. The platform made each key, so no text of a client is used as a key."""
     prefixes = {
         f"jobs/{row['id']}/"
         for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)

@@ -106,7 +106,7 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
             began_at = monotonic()
             answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
             if answer["status"] not in ENDED and monotonic() - began_at < _PAUSE_SECONDS:
-                # The answer came early, because the run has changed, or from a proxy, or from an API that stops.
+                # The answer came early. Either the run has changed, or a proxy or an API that stops has answered.
                 time.sleep(_PAUSE_SECONDS)
         typer.echo(json.dumps(answer))
     else:

@@ -23,8 +23,8 @@ console = Console()
 #: What `harmless` escapes: all control characters except tab and line feed; marks that change the direction of text, so
 #: that its characters change places; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width that is left for each column of a table after the first, with its border. The first column gets the rest of
-#: the terminal's width, and at least half of it.
+#: The width that is left for each column after the first, with its border. The first column gets the rest of the
+#: terminal's width, and at least half of the terminal's width.
 _OTHER_COLUMN_WIDTH = 10
 
 

@@ -32,8 +32,8 @@ async def variables() -> list[tuple[str, str, str]]:
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default as the text of a variable. Empty: by default the setting has no value, or an empty value. The default
-    of a secret is shown, too, because the reference also has it.
+    """The default as the text of a variable. The text is empty if by default the setting has no value, or an empty
+    value. The default of a secret is shown, too, because the reference also has it.
     """
     default = field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):

@@ -443,7 +443,7 @@ def replay_dead_letters(
 ) -> Call[dict[str, Any]]:
     """Run the jobs of dead letters again. Choose the dead letters by at least one of `fingerprint`, `template` and
     `code`. The answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. If a limit
-    was full or the time was over, it also has how many jobs are `left`, and the reason. `canary`: replay only the
+    was full or the time was over, the answer also says how many jobs are `left`, and why. `canary`: replay only the
     latest dead letter.
     """
     body = _without_none(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)

@@ -83,9 +83,9 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Ite
 class Client:
     """The client for programs without an event loop: `with Client(url, key) as client`. Any thread may use it.
 
-    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: how many seconds the client repeats a
+    `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds the client repeats a
     request while the API does not answer (503, a lost connection) or has too much to do (429). A request that makes
-    something carries an idempotency key, so that a repetition does not make it twice.
+    something carries an idempotency key, so that a repetition makes nothing twice.
 
     The methods raise ApiError when the API refuses, and Unavailable when the time is up.
     """

@@ -188,7 +188,9 @@ class Task:
         *,
         beyond_bounds: bool = False,
     ) -> None:
-        """Raises TypeError and ValueError for fields that are not JSON."""
+        """Keep the line for the next request. `beyond_bounds`: keep it even if the buffer is full. Raises TypeError and
+        ValueError for fields that are not JSON.
+        """
         line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields or {},
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
         self._lines.add(line, len(_encode_json(line)), beyond_bounds=beyond_bounds)
@@ -291,7 +293,7 @@ class ExternalWorker:
         self._lease_seconds = lease_seconds
         #: One refusal for each of the latest tasks in a row that the API did not let this worker settle.
         self._unsettled: list[Refused] = []
-        self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # signed URLs must not get the API key
+        self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # without the API key, for signed URLs
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
 
     async def __aenter__(self) -> Self:
@@ -410,7 +412,7 @@ class ExternalWorker:
         refusal = await self._refusal_of(task, verb, **body)
         if refusal is not None:
             failure = _failure_of(Retryable(str(refusal), code=refusal.code))
-            if verb == "fail":  # a Permanent must not become an attempt that is repeated
+            if verb == "fail":  # keep `retryable`, because a Permanent must not become an attempt that is repeated
                 failure = body | {"message": failure["message"]}
             refusal = await self._refusal_of(task, "fail", **failure)
         if refusal is None:
@@ -462,7 +464,7 @@ class ExternalWorker:
                 task.lost = True
                 return
             except (httpx2.HTTPError, TimeoutError, Refused):
-                continue  # try again: the lease may last longer than the outage
+                continue  # try again, because the lease may last longer than the outage
 
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
@@ -528,7 +530,7 @@ def _failure_of(error: Exception) -> dict[str, Any]:
             code = error.code
     if isinstance(error, Retryable) and error.after is not None:
         retry_after = min(max(error.after, timedelta(0)), _MAX_RETRY_AFTER).total_seconds()
-    readable = _sendable(message.replace("\x00", "\N{REPLACEMENT CHARACTER}"))  # a NUL of an error stays visible
+    readable = _sendable(message.replace("\x00", "\N{REPLACEMENT CHARACTER}"))  # a NUL in a message stays visible
     return {
         "code": code,
         "message": readable[:_MAX_MESSAGE],

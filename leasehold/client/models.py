@@ -260,7 +260,7 @@ class DeadLetter(Answer):
 
 
 class DeadLetterGroup(Answer):
-    """Dead letters whose messages differ only in numbers and ids. `n`: how many. `message`: that of the latest."""
+    """Dead letters whose messages differ only in numbers and ids. `n`: how many. `message`: of the latest of them."""
 
     fingerprint: str
     kind: str

@@ -64,8 +64,8 @@ class Tries:
         self._may_be_done = False  # whether the API may have done an earlier try
 
     def request_seconds(self, at_most: float) -> float:
-        """How long the next try may take: `at_most` seconds. With `within`, it may also take only until _ANSWER_SECONDS
-        after the deadline.
+        """How long the next try may take: `at_most` seconds. With `within`, the try must also end at most
+        _ANSWER_SECONDS after the deadline.
         """
         if not self._is_waited_for:
             return at_most
@@ -73,8 +73,8 @@ class Tries:
 
     def next_call(self) -> Call[Any]:
         """The call as the next try sends it. Its parameter `wait` asks the API to hold the request until a change. With
-        `within`, `wait` becomes no longer than the caller waits. It also ends at least half of _ANSWER_SECONDS before
-        the time of `request_seconds`, so that the answer comes in time.
+        `within`, `wait` becomes no longer than the caller waits. The hold also ends at least half of _ANSWER_SECONDS
+        before the time of `request_seconds` is over, so that the answer comes in time.
         """
         if self._waits_until is None or "wait" not in self._call.params:
             return self._call

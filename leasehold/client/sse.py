@@ -48,7 +48,7 @@ class Parser:
         value = value.removeprefix(" ")
         if name == "data" and "data" in self._fields:  # an event may have several lines of data
             value = f"{self._fields['data']}\n{value}"
-        if name:  # a line that begins with a colon is a comment: it keeps the connection open
+        if name:  # a line that begins with a colon is a comment, which only keeps the connection open
             self._fields[name] = value
 
 

@@ -15,7 +15,7 @@ from leasehold.client.retrying import pause_after
 
 #: How long the API holds a request that waits for a change, in seconds. Then the client sends the request again.
 HOLD_SECONDS = 20.0
-#: An answer that takes less than these seconds has come at once: the API has not held its request.
+#: An answer that takes less than this many seconds has come at once, so the API has not held its request.
 _AT_ONCE_SECONDS = 0.5
 
 

@@ -17,7 +17,7 @@ audit = Table(
     Column("tenant_id", Text, nullable=False),  # the chain of the row; `*`: the act concerns all tenants, or none
     Column("actor_kind", Text, nullable=False),
     Column("actor", Text, nullable=False),
-    Column("actor_tenant", Text),  # the actor's tenant: an operator may act on objects of other tenants
+    Column("actor_tenant", Text),  # the actor's own tenant; an operator may act on objects of other tenants
     Column("key_prefix", Text),  # of the API key; NULL: no key was used
     Column("action", Text, nullable=False),  # for example `job.cancelled`
     Column("target_kind", Text, nullable=False),

@@ -45,8 +45,8 @@ class _TimedOut(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[_Item, _Answer]):
-    """An item, and the answer that its caller awaits. `alone_seconds`: how long the last try of the item alone took;
-    None: no such try took too long.
+    """An item, and the answer that its caller awaits. `alone_seconds`: how long the last try of the item alone took, if
+    it took too long; None: no such try took too long.
     """
 
     item: _Item
@@ -89,7 +89,7 @@ class Batcher(Generic[_Item, _Answer]):
         self._pause = pause
         self._sets_aside = sets_aside
         self._waiting: deque[_Request[_Item, _Answer]] = deque()
-        #: Each of these items is tried alone: a statement for a batch with this item took too long, or was refused.
+        #: Each of these items is tried alone, because a statement for its batch took too long, or was refused.
         self._alone: deque[_Request[_Item, _Answer]] = deque()
         #: The items that are set aside. `_timer` moves the first of them to `_alone`.
         self._aside: deque[_Request[_Item, _Answer]] = deque()
@@ -187,7 +187,7 @@ class Batcher(Generic[_Item, _Answer]):
         request.alone_seconds = seconds
         self._aside.append(request)
         self._newer_first = True
-        # The last try of the item that is next decides about the pause, and not the try of this item. So an item that
+        # The pause depends on the last try of the item that is next, and not on the try of this item. So an item that
         # had a short try does not wait for long because of another item.
         self._resume_after(max(_PAUSE_FACTOR * (self._aside[0].alone_seconds or 0.0), self._pause))
 

@@ -16,7 +16,7 @@ from leasehold.db.failover import WatchedConnection
 from leasehold.runtime import failpoints
 
 _Answer = TypeVar("_Answer")
-#: Matches a statement that writes: outside a transaction, PostgreSQL commits such a statement immediately. `SELECT ...
+#: Matches a statement that writes. Outside a transaction, PostgreSQL commits such a statement immediately. `SELECT ...
 #: FOR UPDATE` only locks, so it does not match.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 #: The function that names the commits of the current request; None: outside of a request.

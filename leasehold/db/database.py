@@ -89,7 +89,7 @@ def _server_settings(name: str) -> dict[str, str]:
 
 
 def _uuid_text(value: object) -> str:
-    # orjson does not serialise asyncpg's UUIDs: they are a subclass of uuid.UUID.
+    # orjson does not serialise asyncpg's UUIDs, because they are of a subclass of uuid.UUID.
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -229,8 +229,8 @@ def unindexed(condition: str) -> str:
     """SQL: the condition in a form that no partial index matches, for a statement that finds its rows by id.
 
     With the plain condition, the planner may scan a partial index for each row, because its statistics say that the
-    index is almost empty. That scan is slow: until the next vacuum the index still holds entries of rows that no longer
-    match.
+    index is almost empty. That scan is slow, because until the next vacuum the index still holds entries of rows that
+    no longer match.
     """
     return f"CASE WHEN {condition} THEN true ELSE false END"
 

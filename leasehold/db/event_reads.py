@@ -43,7 +43,7 @@ ORDER BY e.seq LIMIT $4
 
 
 async def last_event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """By job: the number of its last event, which rises with each change of the job. Deleted jobs are absent.
+    """For each job, the number of its last event, which rises with each change of the job. Deleted jobs are absent.
 
     The query names no tenant, because each caller has already found its job through a row of its own tenant.
     """

@@ -20,12 +20,12 @@ from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 
-#: Called in the event loop with each message.
+#: A subscription calls it in the event loop with each message, and with the Acks that acknowledge the message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
 #: If a quorum queue gets a new leader while a request waits for an answer, the answer may never come. So each of the
-#: first _FIRST_ATTEMPTS attempts to consume has only _FIRST_SECONDS. Later attempts have RPC_SECONDS, for a slow
-#: broker.
+#: first _FIRST_ATTEMPTS attempts to consume waits only for _FIRST_SECONDS. Later attempts wait for RPC_SECONDS, because
+#: the broker may be slow.
 _FIRST_SECONDS, _FIRST_ATTEMPTS = 3.0, 3
 
 log = structlog.get_logger(__name__)
@@ -71,13 +71,13 @@ class Subscription:
                 check_not_cancelled()  # the AMQP client may have turned the task's cancel into another error
                 reason = error
             if not connection.is_opened:
-                return await until_closed(connection)  # the caller logs why, and calls `serve` with the next connection
+                return await until_closed(connection)  # the caller logs why it closed, and serves the next connection
             self._report(reason)
             await ladder.wait()
         return None
 
     async def stop(self) -> None:
-        """Stop new deliveries. The channel stays open: an ACK must use the channel of its delivery."""
+        """Stop new deliveries. The channel stays open, because an ACK must use the channel of its delivery."""
         self.stopped = True
         channel, tag = self._channel, self._consumer_tag
         self._consumer_tag = None
@@ -121,7 +121,7 @@ class Subscription:
                 consumer = await channel.basic_consume(self.name, _refuse)
             self._consumer_tag = consumer.consumer_tag
             ladder.record_opened()
-            if self.stopped:  # `stop` came before the consumer had a tag
+            if self.stopped:  # `stop` was called before the consumer had a tag
                 await self.stop()
             self._last_reason = None
             if self._has_consumed:

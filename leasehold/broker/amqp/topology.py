@@ -30,7 +30,7 @@ SET_ASIDE_MAX = 10_000
 #: hang for a minute, and a new try may succeed within this minute.
 RPC_SECONDS = 10.0
 #: The pause after a failed declare of the queue of hints that were set aside, in seconds. Each try may take
-#: RPC_SECONDS, and `declare` of another queue waits for it.
+#: RPC_SECONDS, and `declare` of another queue waits for this try.
 _SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)

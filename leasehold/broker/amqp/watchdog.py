@@ -92,7 +92,7 @@ class _Probe:
         self._request: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Send a request, unless the last one still waits for its answer."""
+        """Send a request, unless the previous request still waits for its answer."""
         if self._request is not None:
             if not self._request.done():
                 return

@@ -27,7 +27,7 @@ _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: Without frames, the client would close the connection as dead, and a broker that delivers messages sends no
 #: heartbeats.
 _ALIVE_SECONDS = 1.0
-#: No broker agrees to larger frames: a peer that sends a larger frame does not speak AMQP.
+#: No broker agrees to larger frames. So a peer that sends a larger frame does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
 
 #: The kinds of frames.
