@@ -150,7 +150,7 @@ class Announcer:
                 self._has_waiting.clear()
             try:
                 await self.publish(batch)
-            except Exception:  # any error: the rows are still in the outbox, and the relay publishes them
+            except Exception:  # any error, because the rows are still in the outbox, and the relay publishes them
                 check_not_cancelled()
                 log.exception("hints are left to the relay")
             if not self._waiting:

@@ -28,6 +28,7 @@ MAX_TENANT = 200
 MAX_HEADERS = 16
 MAX_HEADER_CHARACTERS = 1024
 
+#: The members of a message, for each version.
 _FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task", "queue", "band", "tenant"}}
 
 

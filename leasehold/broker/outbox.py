@@ -36,7 +36,7 @@ class HintBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Self | None:
-        """The batch of a submission, or None: fewer than two hints need no batch. `rows`: one row for each hint."""
+        """The batch of a submission; None for fewer than two hints. `rows`: one row for each hint."""
         if not rows or rows[0]["batch_id"] is None:
             return None
         return cls(rows[0]["batch_id"], {row["task_id"] for row in rows})
@@ -61,7 +61,7 @@ class Announcement:
 
 # Take due rows. The ids are an array and not a join. The planner would begin a join by reading the whole table, because
 # its statistics show an almost empty outbox. But the table may still contain many deleted rows that no vacuum has
-# removed yet.
+# removed yet. $1: the most rows to take. $2: how far back `relay_at` may lie.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -150,8 +150,8 @@ async def delete_confirmed(connection: Connection, announcements: Sequence[Annou
 
 
 async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
-    """Postpone a hint that cannot be sent: it is due again at its `quarantine.retry_at`. `duty`: the loop that
-    quarantined it (set it aside after an error).
+    """Postpone a hint that cannot be sent. It is due again at the `retry_at` of its row in `quarantine`. `duty`: the
+    loop that quarantined the hint (set it aside after an error).
     """
     await connection.execute(
         "UPDATE outbox o SET relay_at = q.retry_at FROM quarantine q"

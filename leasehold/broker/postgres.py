@@ -26,6 +26,7 @@ from leasehold.settings import Settings
 from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
+#: The channel of NOTIFY and LISTEN.
 CHANNEL = "leasehold_hints"
 #: Seconds between two rounds of notifications of a process. Each round names all queues that got hints since the
 #: previous round.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from leasehold.celery.exceptions import NotSupportedName
 
+#: What to do instead. Several attributes have the same advice.
 _GROUP = "use group(task.s(item) for item in items)"
 _CURRENT = "use progress, emit or checkpoint of leasehold's current()"
 _CANVAS = "declare a workflow with leasehold's @app.workflow, which calls tasks in any order"
@@ -19,6 +20,7 @@ _CRON = "declare the task with leasehold's @app.cron"
 _LIFESPAN = "use leasehold's @app.lifespan"
 _SETTINGS = "the connections are those of LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL"
 
+#: For each class of Celery: attribute -> what to do instead.
 OF_TASK = {
     "map": _GROUP,
     "starmap": "use group(task.s(*item) for item in items)",

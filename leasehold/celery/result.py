@@ -122,4 +122,4 @@ class AsyncResult(Lacking):
         self._run.cancel("revoked")
 
     def forget(self) -> None:
-        """Does nothing: retention deletes runs."""
+        """Does nothing, because retention deletes runs."""

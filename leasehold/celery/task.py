@@ -175,7 +175,7 @@ class CeleryTask(Lacking):
         return Signature.of(self.app, self.name, args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
-        """The call as an immutable signature: it does not take the result of the call before it as an argument."""
+        """The call as an immutable signature, which does not take the result of the previous call as an argument."""
         return Signature.of(self.app, self.name, args, kwargs, immutable=True)
 
     def signature(
@@ -305,8 +305,8 @@ class _BoundSelf:
         **other_options: Any,
     ) -> NoReturn:
         """Raises Retry, so that the run is tried again. After the last retry, raises `exc` instead; without `exc`,
-        MaxRetriesExceededError. If the program calls the function directly, the function cannot be tried again: this
-        raises `exc`; without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
+        MaxRetriesExceededError. If the program calls the function directly, the function cannot be tried again. Then
+        this raises `exc`; without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
 
         Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """

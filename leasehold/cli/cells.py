@@ -146,8 +146,8 @@ def move(
     status: Annotated[bool, typer.Option("--status", help="Show the stage of a move.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a tenant from this cell to another while both cells work. After an interruption run the command again: it
-    goes on.
+    """Move a tenant from this cell to another while both cells work. After an interruption, run the command again. It
+    then goes on.
 
     It needs the rights of `leasehold migrate` in both databases.
     """

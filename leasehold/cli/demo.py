@@ -24,6 +24,7 @@ from leasehold.pipelines import has_extra_media
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
 
+#: The picture that the demo sends if the user names none.
 SHIPPED = Path(__file__).with_name("picture.jpg")
 #: How long the demo waits for a picture's job.
 _WAIT_SECONDS = 120.0

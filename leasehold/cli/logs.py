@@ -22,6 +22,7 @@ from leasehold.client.models import ENDED
 _PAGE_LINES = 1000  # the most that the API returns
 #: The pause after a stream that had no lines, in seconds.
 _PAUSE_SECONDS = 1.0
+#: The style of a line of each level, for Rich.
 _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 
 

@@ -39,6 +39,7 @@ _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # each waits up to a second for a lock; after a failed try comes a pause of half a second
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
+# Each table of the schema with its columns. Partitions, Alembic's tables and the tables of moves are left out.
 _TABLES = """
 SELECT c.relname AS name,
        array_agg(a.attname::text ORDER BY a.attname)
@@ -49,6 +50,7 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND NO
   AND NOT starts_with(c.relname, 'alembic_version') AND NOT starts_with(c.relname, 'moving_')
 GROUP BY c.relname
 """
+# The first column of each foreign key (`child`), and the column to which it refers (`parent`).
 _FOREIGN_KEYS = """
 SELECT f.conrelid::regclass::text AS child, a.attname AS child_column, f.confrelid::regclass::text AS parent,
        b.attname AS parent_column

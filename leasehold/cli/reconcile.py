@@ -41,6 +41,7 @@ EXAMPLES = 20
 
 # Outputs of jobs past their retention are left out, because their objects may be deleted already. After a restore, a
 # retention may have ended between the backup and now. $1 and $2: the task and the name of the last row that was read.
+# $3: the most rows.
 _OUTPUTS = f"""
 SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
 WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3

@@ -305,7 +305,7 @@ class Client:
                             yield from following.items(text)
             except httpx2.TransportError as error:
                 pause = following.after_error(error)
-            if pause is None and not following.advanced:  # this connection brought no item: perhaps no item is left
+            if pause is None and not following.advanced:  # this connection brought no item, and perhaps no item is left
                 if following.job_has_ended:
                     return
                 pause = following.after_nothing(self.send(calls.get_job(following.job_id)))

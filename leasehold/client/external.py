@@ -45,7 +45,7 @@ _KEY_REFUSED = (401, 403)
 _BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
-#: For how many seconds a claim of `serve` waits for a task: the most that the API allows.
+#: For how many seconds a claim of `serve` waits for a task. The API allows no more.
 _WAIT_SECONDS = 30.0
 #: `serve` ends once the API has refused all settlements of this many tasks in a row.
 _MAX_UNSETTLED = 3
@@ -273,6 +273,7 @@ def _failure_of_store(error: httpx2.HTTPError) -> str:
     return f"the store did not answer ({type(error).__name__})"
 
 
+#: The program's function that works on a task, and returns the result of the step.
 Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 #: The most items of one request.
 _ITEMS_PER_REQUEST = 500
-#: The most items that one buffer keeps, and the most characters of their JSON. By default the API stores fewer of an
-#: attempt.
+#: The most items that one buffer keeps, and the most characters of their JSON. By default the API stores fewer items of
+#: an attempt.
 MAX_ITEMS, MAX_CHARACTERS = 20_000, 8 * 2**20
 
 

@@ -36,7 +36,7 @@ class Following(Generic[T]):
         self._call: Call[Any]  # the request of this connection
 
     def connect(self) -> Call[Any]:
-        """The request of the next connection: it goes on after the last item."""
+        """The request of the next connection, which goes on after the last item."""
         self._parser = Parser()  # a broken connection may have left half an event
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}

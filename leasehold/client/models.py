@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 Status = Literal[
     "pending", "queued", "running", "waiting_worker", "cancel_requested", "succeeded", "failed", "cancelled", "expired"
 ]
+#: The statuses of a job that has ended.
 ENDED = frozenset({"succeeded", "failed", "cancelled", "expired"})
 
 

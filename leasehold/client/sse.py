@@ -34,7 +34,7 @@ class Parser:
         return [event for event in events if event is not None]
 
     def _take_line(self, line: str) -> ServerEvent | None:
-        """Take the next line. An empty line ends an event: return the event, if it has data."""
+        """Take the next line. An empty line ends an event. Then return the event, if it has data."""
         if line:
             self._add_field(line)
             return None

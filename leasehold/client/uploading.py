@@ -51,5 +51,5 @@ class ReportedFile:
             self._on_progress(self._sent[0], self._total)
         return piece
 
-    def __getattr__(self, name: str) -> Any:  # seek, tell and fileno: with them the HTTP library finds the length
+    def __getattr__(self, name: str) -> Any:  # the HTTP library finds the length by seek, tell and fileno
         return getattr(self._file, name)

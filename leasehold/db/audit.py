@@ -55,8 +55,8 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name. A
     detail that is None is left out.
 
-    All acts of one transaction must be of one tenant. The reason: a row locks the chain of its tenant. Two
-    transactions that write to the same two chains, in opposite order, could deadlock.
+    All acts of one transaction must be of one tenant, because a row locks the chain of its tenant. Two transactions
+    that write to the same two chains, in opposite order, could deadlock.
     """
     details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
@@ -120,11 +120,13 @@ def _condition(audit_filter: AuditFilter, before: tuple[datetime, UUID] | None) 
     return " AND ".join(conditions), arguments
 
 
+# $1: the tenant. $2: the number of the last row before the part. $3: the number of the last row to read.
 _PART_OF_CHAIN = f"""
 -- audit_piece
 SELECT {_COLUMNS} FROM audit WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT {_ROWS_PER_READ}
 """
 
+# $1: the tenant; NULL: all tenants.
 _HEADS = """
 -- audit_heads
 SELECT tenant_id, seq, encode(hash, 'hex') AS hash, first_seq, encode(first_previous, 'hex') AS first_previous
@@ -209,5 +211,5 @@ async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool
 
 
 def as_answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for answers of the API and for exports: `details` is an object."""
+    """A row for answers of the API and for exports, in which `details` is an object."""
     return {**row, "details": orjson.loads(row["details"])}

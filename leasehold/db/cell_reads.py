@@ -91,6 +91,7 @@ SELECT holder.tenant_id, m.to_cell AS moved_to FROM (
 LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out' AND m.stage = 'moved'
 """
 
+# `holder`: the tenant, if this cell has a job, an API key or a person of the tenant.
 _TENANT = """
 -- cell_tenant
 SELECT holder.tenant_id, m.to_cell AS moved_to FROM (

@@ -1,4 +1,4 @@
-"""The database's clock: the only clock for instants that several processes compare."""
+"""The database's clock. It is the only clock for instants that several processes compare."""
 
 from __future__ import annotations
 

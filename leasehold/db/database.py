@@ -172,7 +172,7 @@ async def is_direct(connection: Connection) -> bool:
 
 
 def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False) -> Pool:
-    """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
+    """A pool of at most `size` connections (pool_sizes.py). It is not open yet. Open it by `async with`, or await it.
 
     Opening the pool makes no connection, so it works while PostgreSQL is down. When the server stops taking writes, the
     pool opens new connections within two seconds, perhaps to another server. Meanwhile its old connections serve reads.
@@ -187,7 +187,7 @@ def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False
 
     async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
         secret = settings.database_replica_url if replica else settings.database_url
-        url = database_url(secret.get_secret_value())  # read again: the password file may have changed
+        url = database_url(secret.get_secret_value())  # read again, because the password file may have changed
         return await open_connection(url, host_timeout=settings.database_host_timeout, replica=replica, **options)
 
     pool: Pool = asyncpg.create_pool(

@@ -1,7 +1,7 @@
-"""Notices a RabbitMQ node that is frozen or cut off: its connection stays open, and no byte arrives.
+"""Notices a RabbitMQ node that is frozen or cut off. The connection to such a node stays open, but no byte arrives.
 
-AMQP's heartbeats notice such a node, too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. The watchdog is faster:
-while no byte arrives, it sends a request. Any byte counts as an answer.
+AMQP's heartbeats notice such a node, too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. The watchdog is faster.
+While no byte arrives, it sends a request. Any byte counts as an answer.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Probe:
             if not self._request.done():
                 return
             if not self._request.cancelled():
-                self._request.exception()  # so that asyncio does not log it: the link logs why the connection ended
+                self._request.exception()  # read, so that asyncio does not log it; the link logs the cause
         self._request = asyncio.create_task(self._send())
 
     async def end(self) -> None:

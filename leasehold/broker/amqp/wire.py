@@ -45,7 +45,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Sieve:
-    """Divides the incoming frames: a channel's handler takes the frames that it can handle, and the client gets all
+    """Divides the incoming frames. A channel's handler takes the frames that it can handle, and the client gets all
     others.
     """
 
@@ -75,7 +75,7 @@ class Sieve:
         if self._half_frame:
             data, self._half_frame = self._half_frame + data, b""
         client_parts: list[bytes] = []
-        # Frames for the client that follow each other are copied together: from `copied_until` to the next frame that a
+        # Frames for the client that follow each other are copied together, from `copied_until` to the next frame that a
         # handler took.
         copied_until, position, size = 0, 0, len(data)
         while size - position >= _FRAME.size:
@@ -139,7 +139,7 @@ class Wire(TransportFactory):
 
 
 class _Reader(asyncio.StreamReader):
-    """The client's reader: it gets the bytes that the sieve leaves."""
+    """The AMQP client's reader. It gets the bytes that the sieve leaves."""
 
     def __init__(self, sieve: Sieve, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
