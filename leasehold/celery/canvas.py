@@ -89,6 +89,7 @@ def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
     NotSupported without calls.
     """
     members = _flattened(signatures)
+    # If a member is a chain, its calls become calls of this chain.
     plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]
     return Signature(members[0].app, {"chain": plans})
 
@@ -108,6 +109,7 @@ def chord(header: Any, body: Signature | None = None) -> Any:
     if body is None:
         return lambda body: chord(header, body)()
     if isinstance(header, Signature):
+        # The calls of a group are the header. Any other signature, such as a chord, is the only call of the header.
         is_group = "group" in header.plan and "body" not in header.plan
         header_plans = header.plan["group"] if is_group else [header.plan]
     else:
@@ -149,7 +151,7 @@ def _calls_of(plan: Plan) -> Iterator[Plan]:
 
 async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, previous_result: Any = _NOTHING) -> Any:
     """Run the plan in a workflow. `tasks`: CeleryTasks by name. `previous_result`: the first argument of the first
-    call.
+    call. A group gives it to each of its members.
     """
     if "chain" in plan:
         for step in plan["chain"]:

@@ -54,9 +54,9 @@ _DRAIN_SECONDS = 3.0
 #: and _RESTART_SECONDS at a restart. A worker that is killed too early releases nothing, and each of its steps counts a
 #: loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
-#: Then the API and the worker get a second signal. If they have not ended this many seconds later, they are killed. On
-#: the second signal, a worker that waits for a step that is not cancelable gives the step's task back. Otherwise a
-#: restart could take three minutes.
+#: After _STOP_SECONDS or _RESTART_SECONDS, the API and the worker get a second signal, and after this many seconds more
+#: they are killed. On the second signal, a worker that waits for a step that is not cancelable gives the step's task
+#: back. Otherwise a restart could take three minutes.
 _AGAIN_SECONDS = 3.0
 #: The other parts get this time before RabbitMQ starts, because the start of RabbitMQ takes all cores.
 _HEAD_START_SECONDS = 3.0

@@ -102,7 +102,7 @@ async def moved_tables(connection: Connection) -> list[MovedTable]:
             parents_first.add(key["child"], key["parent"])
     tables: dict[str, MovedTable] = {}
     for name in parents_first.static_order():
-        if name not in table_rows:
+        if name not in table_rows:  # a table of CELL_TABLES to which a foreign key refers
             continue
         row = table_rows[name]
         has_tenant = "tenant_id" in row["columns"]

@@ -2,7 +2,7 @@
 
 Backups of PostgreSQL and of the store are not from the same moment. An object is orphaned if the restored database
 lacks the row of its owner, such as its job. `--apply` deletes orphaned objects. If a row names an object that the store
-lacks, the command only lists the object. It changes no row.
+lacks, the command only lists the object, and changes no row.
 
 Most keys have the id of their owner after a prefix (`jobs/ID/`, and prefixes that the kinds of work declare). The id
 contains the time at which the owner was made. For other keys, a row names the whole key, and the store has the time at

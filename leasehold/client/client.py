@@ -34,7 +34,7 @@ from leasehold.client.waiting import HOLD_SECONDS, Waiting
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long one try of a request may take, in seconds. The API answers each request sooner.
+#: How long one try of a request may take, in seconds. This is longer than the API holds any request.
 _REQUEST_SECONDS = 60.0
 
 

@@ -40,6 +40,7 @@ class CommitPoints(WatchedConnection):
     async def _carry_out(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
         was_in_transaction = self.is_in_transaction()
         answer = await super()._carry_out(query, statement)
+        # In a transaction only COMMIT commits. Outside, each statement that writes commits.
         commits = query.startswith("COMMIT") if was_in_transaction else _WRITES.search(query) is not None
         if commits and not self.is_in_transaction():
             failpoints.reach(failpoints.COMMIT + self._name())

@@ -144,7 +144,7 @@ class Subscription:
 
 
 async def _refuse(_message: DeliveredMessage) -> None:
-    """The AMQP client's callback. It is never called, because `Deliveries` takes each delivery before the client."""
+    """The AMQP client's callback. It is never called, because `Deliveries` takes each delivery first."""
     raise AssertionError("a delivery reached the client")
 
 

@@ -24,8 +24,7 @@ _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the 
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: While the handlers take all frames, `_Reader` gives the client an invented heartbeat at this interval, in seconds.
-#: Without frames, the client would close the connection as dead, and a broker that delivers messages sends no
-#: heartbeats.
+#: The client considers a connection without frames dead, and a broker that delivers messages sends no heartbeats.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames. So a peer that sends a larger frame does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
@@ -69,7 +68,9 @@ class Sieve:
         return bool(self._handlers)
 
     def sift(self, data: bytes) -> bytes:
-        """The part of `data` that is for the client: whole frames, in order. Half a frame waits for its other half."""
+        """The part of `data` that is for the client: whole frames, in order, without those that a handler took. Half a
+        frame at the end of `data` waits for its other half.
+        """
         if not self._is_amqp:
             return data
         if self._half_frame:
