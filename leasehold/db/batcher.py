@@ -154,9 +154,10 @@ class Batcher(Generic[_Item, _Answer]):
         return [self._waiting.popleft() for _ in range(min(self._at_most, len(self._waiting)))], False
 
     async def _run_batch(self, batch: list[_Request[_Item, _Answer]], *, is_alone: bool) -> None:
-        # Run the statement, and answer the callers. If the statement for a batch takes too long, or is refused, each of
-        # its items is tried alone later. If an item alone takes too long, it is set aside. If it is refused, its caller
-        # gets the error. If PostgreSQL does not answer, all callers of the batch get the error.
+        # Run the statement, and answer the callers. If the statement for a batch is refused, or (with `sets_aside`)
+        # takes too long, each of its items is tried alone later. If an item alone takes too long, it is set aside. If
+        # it is refused, its caller gets the error. If PostgreSQL does not answer, all callers of the batch get the
+        # error.
         limit = self._limit_of(batch[0]) if is_alone and self._sets_aside else None
         try:
             # If an item is tried alone, the earlier statement for its whole batch may have committed a part of it.
