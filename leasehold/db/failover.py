@@ -2,9 +2,9 @@
 
 A primary that is frozen, or cut off from the network, closes no session. A statement would wait for its answer until
 LEASEHOLD_DATABASE_TIMEOUT. So while a statement waits, `FailoverWatch` opens a new connection to every host of the URL,
-and reads the timeline of the server there. A promotion begins a new timeline, with a higher number. A server that takes
-writes, and has a higher timeline than the server of a session, has replaced that server. The watch then ends the
-session, and the session's owner connects again.
+and reads the timeline of the server there. A promotion begins a new timeline, with a higher number. If a server takes
+writes, and its timeline is higher than that of a session's server, then it has replaced the session's server. The watch
+then ends the session, and the session's owner connects again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     _Connection = asyncpg.Connection
 _Answer = TypeVar("_Answer")
-#: The host and the port of a server. None, None: asyncpg finds them in the environment.
+#: The host and the port of a server. With (None, None), asyncpg finds both in the environment.
 Host: TypeAlias = tuple[str | None, int | None]
 
 log = structlog.get_logger(__name__)
@@ -33,10 +33,11 @@ log = structlog.get_logger(__name__)
 #: When a statement, or the opening of a connection, has waited for this many seconds, the watch queries the timeline of
 #: every host.
 _PATIENCE_SECONDS = 1.0
-#: The time that the hosts have for their answers. From then on each host is queried again _ROUND_SECONDS +
-#: _PAUSE_SECONDS later at the latest.
+#: The watch queries the hosts in rounds. A round ends after this many seconds at the latest, even if a host is silent.
+#: So each host is queried again after _ROUND_SECONDS + _PAUSE_SECONDS at the latest.
 _ROUND_SECONDS = 1.0
-#: The pause before the watch queries the hosts again. It does so while a statement or an opening waits.
+#: Seconds between two rounds. The rounds go on while a statement, or the opening of a connection, waits for longer than
+#: _PATIENCE_SECONDS.
 _PAUSE_SECONDS = 0.5
 
 
@@ -48,8 +49,8 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server of a session, as it was when the session began. `timeline`: for a standby, the highest timeline that
-    the watch knew then.
+    """The server of a session, as it was when the session began. `timeline`: the timeline of a primary; for a standby,
+    the highest timeline that the watch knew when the session began.
     """
 
     host: Host
@@ -97,8 +98,8 @@ class FailoverWatch:
 
     @contextmanager
     def opening(self, host: Host, limit: asyncio.Timeout) -> Iterator[None]:
-        """The block opens a connection to `host`. `limit`: the block's timeout. When the watch finds that another host
-        is the primary, it ends the timeout early.
+        """Watch the block, which opens a connection to `host`. `limit`: the block's timeout. If the watch finds that
+        another host is the primary, it makes this timeout expire immediately.
         """
         opening = _Opening(host, limit)
         self.begin(opening)
@@ -126,8 +127,8 @@ class FailoverWatch:
         if remaining_seconds > 0:
             self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
         elif self._newest:
-            # An empty context, because the context records which connections a task holds (runtime/holding.py). This
-            # task holds none of the connections of the task that waits.
+            # The new asyncio task gets an empty context, because a context records which connections its task holds
+            # (runtime/holding.py). The new task holds none of the connections of the task that waits.
             self._asking = self.loop.create_task(self._ask(), context=Context())
         else:  # no server has reported its timeline, so there is nothing to compare an answer with
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
@@ -159,7 +160,8 @@ class FailoverWatch:
             # A session that began on a standby stays if this standby is the server that was promoted.
             if server.timeline < timeline and not (server.is_standby and server.host == host)
         ]
-        # An opening whose timeout has expired may take a moment to end. asyncio lets nobody reschedule such a timeout.
+        # An opening whose timeout has expired may take a moment to end. It is left out here, because asyncio refuses to
+        # reschedule an expired timeout.
         openings = [
             one for one in self._waiting if isinstance(one, _Opening) and one.host != host and not one.limit.expired()
         ]
@@ -184,7 +186,7 @@ class WatchedConnection(_Connection):
     A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
     """
 
-    #: None: not watched.
+    #: None: the connection is not watched.
     watch: FailoverWatch | None = None
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:

@@ -14,7 +14,8 @@ from uuid import UUID
 from leasehold.db.database import Connection
 
 #: Where a step can run: (its queue, its handler). A handler is the code of a step, named `pipeline.step`. A worker can
-#: run the step if it serves the queue and has the handler. A step that needs several has `a.b, c.d` (missing_code.py).
+#: run the step if it serves the queue and has the handler. If a step needs several handlers, the text names all of
+#: them: `a.b, c.d` (missing_code.py).
 Place: TypeAlias = tuple[str, str]
 
 #: `served` answers for at most this many places.
@@ -38,9 +39,10 @@ class Served:
     seen_at: datetime | None
 
 
-# $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each place and worker:
-# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers). The
-# table `known_handler` has the time at which each handler was last seen, also after its workers' rows are deleted.
+# $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each pair of a place
+# and a worker. The row says whether the worker lives, whether it serves the queue, and whether it has the handler
+# (NULL: the worker has not reported its handlers). The table `known_handler` has the time at which each handler was
+# last seen, also after its workers' rows are deleted.
 _SERVED = """
 -- served
 SELECT place.queue, place.handler,

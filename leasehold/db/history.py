@@ -7,8 +7,8 @@ has the rows of both tables. One statement moves an event, so an event is always
 The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. An
 update of the task's row may remove the values from which the view derives an event. Then a trigger writes the event,
 with the time at which it happened. The trigger writes an event that is older than a day into `kept_event` (migration
-0047). In `event`, it could be lost: housekeeping may already have moved the events of that day, and would drop the new
-event with the day.
+0047). In `event`, this event could be lost. The reason: housekeeping may already have moved the other events of that
+day, and would drop this event with the day.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ log = structlog.get_logger(__name__)
 #: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
 #: these jobs, because housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
-#: At most this many past days, plus one, have a partition. A statement that reads or writes events locks each partition
-#: and its index. PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is kept").
+#: At most _MOST_DAYS + 1 past days have a partition. The reason: a statement that reads or writes events locks each
+#: partition and its index. PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is
+#: kept").
 _MOST_DAYS = 30
 #: PostgreSQL locks the whole table `event` while it makes or drops a partition. A long reader, such as a dump, may
 #: delay this lock for hours. While a statement waits for the lock, every new event waits behind the statement. So the
@@ -41,7 +42,7 @@ _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 # previous statement. $4: the most jobs of one statement. `candidate`: the next jobs with events of that day.
 # `existing_job`: the candidates that are not deleted. All statements of the platform lock jobs in the order of their
 # ids, because two statements could deadlock otherwise. The cost depends on the events of that day, not on the number of
-# jobs: PostgreSQL reads the index of the day's partition, and finds each job by its key.
+# jobs, because PostgreSQL reads the index of the day's partition, and finds each job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (
@@ -162,8 +163,8 @@ def _start_of_day(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Make the day's partition. If the default partition already has events of that day, do nothing. To make the
-    partition, PostgreSQL would read those events under a lock, and every new event would wait for the lock.
+    """Make the day's partition. If the default partition already has events of that day, do nothing. The reason: to
+    make the partition, PostgreSQL would read those events under a lock, and every new event would wait for the lock.
 
     (The default partition gets events of a day if no worker made the day's partition in time.)
     """

@@ -7,8 +7,8 @@ What `reserve` returns or raises, and what the API then does:
 - Invalid: the key came before with another request. Conflict: the first request is still running.
 
 A process that dies, or loses the database, cannot release its key. So a reservation lapses by itself, after IN_FLIGHT.
-If the request calls `hold` in its transaction, its reservation lapses earlier: a second after it was made, once that
-transaction has ended.
+If the request calls `hold` in its transaction, its reservation lapses earlier. It lapses when that transaction has
+ended, but never before _LOCK_GRACE has passed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from leasehold.domain.errors import Conflict, Invalid
 
 #: The time for which an answer is stored.
 KEEP = timedelta(hours=24)
-#: The time that a first request may take. After this the request counts as dead, and another may reserve the key.
+#: The time that a first request may take. After this time the request counts as dead, and another request may reserve
+#: the key.
 IN_FLIGHT = timedelta(seconds=60)
-#: A first request holds the key's advisory lock while its transaction lasts. After this time, a first request without
-#: the lock counts as dead: its connection or its process ended before the answer was stored.
+#: A first request holds the key's advisory lock while its transaction lasts. If a first request is older than this and
+#: does not hold the lock, it counts as dead, because its connection or its process ended before the answer was stored.
 _LOCK_GRACE = timedelta(seconds=1)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until another request takes the key over: from `locked_until` on it may, or
-    earlier (see RESERVE). This instant also distinguishes the reservation from a later one of the same key.
+    """The right to store the answer, until another request takes the key over. Another request may take it over from
+    `locked_until` on, or earlier (see RESERVE). `locked_until` also distinguishes this reservation from a later
+    reservation of the same key.
     """
 
     tenant_id: str
@@ -59,7 +61,8 @@ _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. If the key is
 # taken, the statement returns no row. A first request counts as dead at `locked_until` or, if nobody holds the key's
-# lock, $6 earlier. So its own `locked_until` says how long a reservation counts, whatever request asks next.
+# lock, $6 earlier. So how long a reservation counts depends only on its own `locked_until`, and not on the next
+# request.
 # $1 tenant, $2 key, $3 request hash, $4 the time until `locked_until`, $5 KEEP, $6 IN_FLIGHT - _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
@@ -135,6 +138,7 @@ async def reserve(
     `key`: any text. The key of an HTTP request must have passed `check_key`.
     """
     earlier = IN_FLIGHT - _LOCK_GRACE
+    # Nobody holds the lock of a key that is not held, so such a reservation counts until `locked_until` - `earlier`.
     locked_for = IN_FLIGHT if is_held else IN_FLIGHT + earlier
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, locked_for, KEEP, earlier)
     if locked_until is not None:
@@ -157,7 +161,7 @@ async def hold(connection: Connection, reservation: Reservation) -> None:
 
 
 async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
-    """Whether the answer for this key is stored: a repetition of the request then writes nothing."""
+    """Whether the answer for this key is stored. If so, a repetition of the request writes nothing."""
     return bool(
         await connection.fetchval(
             "SELECT true FROM idempotency WHERE tenant_id = $1 AND key = $2 AND status_code IS NOT NULL"

@@ -2,20 +2,20 @@
 
 One term of the filter, the driver, chooses an index that has the matching jobs in the order of the list. The statement
 walks over this index (it reads the entries in their order), and checks the other terms on each job. It reads at most
-MAX_READ rows. So a list never reads a whole table, with any filter and however many jobs other tenants have.
+MAX_READ rows. So a list never reads a whole table, whatever its filter is, and however many jobs other tenants have.
 
-A walk that ends before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the
-filter and advises to narrow the time. Exception: for a search, or for a filter by queue, the API returns the creation
-time of that job, and a cursor to continue.
+If a walk reaches its limit before the page is full, it returns the job at which it ended (`Page.ended_at`). The API
+then refuses the filter and advises to narrow the time. Exception: for a search, or for a filter by queue, the API
+returns the creation time of that job, and a cursor to continue.
 
 A page of a search in payloads or texts ends after MAX_SEARCHED jobs. A page of a filter by queue ends after
 MAX_READ_BY_QUEUE rows. A search for a text walks only over jobs that can contain the text: jobs with an error, a dedupe
-key or a scope, and jobs of pipelines whose name contains the text. A UUID is taken as a job's id. If no job has this
-id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
+key or a scope, and jobs of pipelines whose name contains the text. A UUID in the filter counts as a job's id. If no job
+has this id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
 
-Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk. A term
-can miss a job whose id has another time than its row: a program may make the id of a run up to a day before it submits
-the run, or its clock may be wrong.
+Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk. Such a
+term can miss a job whose id has another time than its row. This happens if a program makes the id of a run up to a day
+before it submits the run, or if the program's clock is wrong.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Listing:
         self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
         self._queue_condition: str | None = None  # SQL: the task `t` is in the queue of the filter
         self._conditions = self._conditions_of_filter()
-        # The statement of `estimate` uses only the parameters so far. The later ones are not passed to it, because
-        # PostgreSQL refuses a parameter that a statement does not use.
+        # The statement of `estimate` uses only the parameters so far. The later parameters are not passed to that
+        # statement, because PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
         #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain it. None:
@@ -229,9 +229,9 @@ class Listing:
 
     @property
     def _in_queue(self) -> str:
-        """SQL that drops the jobs without a step in the filter's queue before the statement reads the jobs' rows. The
-        job at which the walk ends stays, because the page returns it. LIMIT 1 makes PostgreSQL probe the index once for
-        each job.
+        """SQL that keeps only the jobs with a step in the filter's queue, so that the statement does not read the rows
+        of other jobs. Exception: the job at which the walk ends also stays, because the page returns it. LIMIT 1 makes
+        PostgreSQL probe the index once for each job.
         """
         if self._queue_condition is None:
             return ""
@@ -250,9 +250,10 @@ class Listing:
     def _conditions_on_ids(self) -> list[str]:
         """The ends of the walk, for example `< $3::uuid`. Ids sort by time, so a time gives a limit for ids.
 
-        The instant of a bulk operation gives none, although few jobs are newer. An operation must find every job that
-        existed, also one whose id has another time than its row, because the clock of the program that made the id was
-        wrong. Then `created:>0s` finds every job, as it says.
+        The instant of a bulk operation (`Bound.at`) gives no such limit. Few jobs are newer, so the limit would save
+        little. And an operation must find every job that existed at that instant, also a job whose id has a later time
+        than its row, because the clock of the program that made the id was wrong. So `created:>0s` (created before
+        `Bound.at`) finds every job that existed.
         """
         job_filter, conditions = self._filter, []
         if self._before is not None:
@@ -273,7 +274,8 @@ class Listing:
 
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head). The driver
-        is the first of these that the filter has: a job's id, a worker, a schedule, the terms of `_driver_of_tenant`.
+        is the first of these terms that the filter has: a job's id, a worker, a schedule. A filter without these terms
+        gets the driver of `_driver_of_tenant` or, for all tenants, all jobs.
         """
         job_filter = self._filter
         if self.job_id is not None:
@@ -293,7 +295,10 @@ class Listing:
         return self._ids("job", "id", "true") if self._tenant is None else self._driver_of_tenant()
 
     def _driver_of_tenant(self) -> str:
-        """SQL: the driver of a filter for one tenant. Each index that it uses begins with the tenant."""
+        """SQL: the driver of a filter for one tenant. It is the first of these terms that the filter has: a tag, an
+        error code, a status with an index of its own. Otherwise the kind is the driver. Each index used here begins
+        with the tenant.
+        """
         job_filter = self._filter
         if job_filter.tags:
             name, value = job_filter.tags[0]
@@ -328,8 +333,9 @@ class Listing:
         )
 
     def _pipelines(self) -> Sequence[str] | None:
-        """The pipelines whose jobs the filter can find: the pipeline that the filter names. If it names none, and the
-        caller may not see runs: the pipelines of the scope. None: any. A run's pipeline has the name of its template.
+        """The pipelines whose jobs the filter can find. None: any pipeline. If the filter names a pipeline (the
+        `template`), this is the only one. Otherwise, if the caller may not see runs, these are the scope's pipelines,
+        if it has any. A run's pipeline has the name of its template.
         """
         if self._filter.template is not None:
             return [self._filter.template]

@@ -144,9 +144,10 @@ class DeadLetterFilter:
 # $1 tenant, $2 and $3 time and id of the last dead letter of the previous page, $4 template, $5 code, $6 to $8 the
 # filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 the most failed steps
 # to search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If there are more than $10
-# failed steps, the last row is the step $10 + 1. No filter was applied to it: it only shows where the search ended.
-# `fingerprint`: the same for dead letters of one template, step and code whose messages differ only in numbers and ids.
-# `contained`: a workflow started the task and decides what follows its failure, so the failed task is no dead letter.
+# failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step, because it only
+# shows where the search ended. `fingerprint`: the same for dead letters of one template, step and code whose messages
+# differ only in numbers and ids. `contained`: a workflow started the task and decides what follows its failure, so the
+# failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -305,8 +306,9 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 
 
 # The facts about each unfinished step of a job. $1 job, $2 tenant, $3 the most steps. To find the place of a waiting
-# step in its queue, PostgreSQL reads the tasks ahead of the step. The steps of the job share $4 such reads, so a
-# job with many waiting steps costs about as much as a job with one. But each step has at least 10 reads.
+# step in its queue, PostgreSQL reads the tasks ahead of the step. The statement divides $4 such reads evenly among the
+# waiting steps of the job. So a job with many waiting steps costs about as much as a job with one. Exception: each step
+# has at least 10 reads.
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -354,7 +356,7 @@ async def why_waiting(
 # The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
 # have admitted a million jobs, and a million may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit,
 # and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the
-# instant before which no limit admits it.
+# instant before which no limit admits the job.
 _WHY_HELD = f"""
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,

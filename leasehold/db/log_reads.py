@@ -82,10 +82,10 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
     return {row["id"]: row["number"] for row in rows}
 
 
-# `restarts` of the answer: the row's first chunk is the first of an attempt that starts the stream of its step anew.
-# The column `restarts` is true for every row of such an attempt. The first row that was stored may have another `first`
-# than 1, if chunks before it were refused. `superseded`: a later attempt has started the stream anew, so the row's
-# chunks are void.
+# `restarts` in the answer: the row's first chunk is the first stored chunk of an attempt that starts the stream of its
+# step anew. The column `restarts` is true in every row of such an attempt, so the statement also checks that the
+# attempt has no earlier row. (It does not check that `first` is 1, because the attempt's first chunks may have been
+# refused.) `superseded`: a later attempt has started the stream anew, so the row's chunks are void.
 STREAM_PAGE = """
 -- stream_page
 SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.chunks, s.at,

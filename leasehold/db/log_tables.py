@@ -2,8 +2,8 @@
 needs a migration.
 
 Their foreign keys lead to `tail`, not to `job`. The reason: an insert locks the row to which its foreign key leads.
-With a key to `job`, it would wait for each settlement (the end of an attempt) that has locked the job's row. The key of
-`tail` leads to `job`, so the first insert for a job waits.
+With a key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked the job's row.
+Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose key leads to `job`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from leasehold.db.tables import metadata
 
-#: The numbers of each job's last line and last chunk. A job that logs and emits nothing has no row.
+#: The numbers of each job's last line and last chunk. A job that neither logs nor emits has no row.
 tail = Table(
     "tail",
     metadata,

@@ -56,7 +56,9 @@ async def find(connection: Connection, tenant_id: str | None, operation_id: UUID
 
 
 async def existing(connection: Connection, tenant_id: str | None, operation_ids: Sequence[UUID]) -> set[UUID]:
-    """Those of the ids that are operations of the tenant on its own jobs. `tenant_id` None: all operations."""
+    """The ids in `operation_ids` that are operations of the tenant on its own jobs. With `tenant_id` None: those of all
+    operations.
+    """
     rows = await connection.fetch(EXISTING, list(operation_ids), tenant_id)
     return {row["id"] for row in rows}
 
@@ -73,7 +75,7 @@ async def newest(
 async def refusals(
     connection: Connection, tenant_id: str, operation_id: UUID, before: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """At most `limit` jobs on which the operation could not act, by descending id. `tenant_id`: of the operation."""
+    """At most `limit` jobs on which the operation could not act, by descending id. `tenant_id`: the operation's."""
     return await connection.fetch(REFUSALS, operation_id, tenant_id, before, limit)
 
 

@@ -31,8 +31,8 @@ LEFT JOIN run r ON r.job_id = counted.id
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
     """Counts of the tenant's oldest MAX_UNFINISHED unfinished jobs: `unfinished` (all of them), `started`, and `held`
-    (they wait at a concurrency limit). Also `late`: the ids of jobs that should have started more than `long_wait`
-    ago and have not, at most MAX_LATE ids, the longest wait first.
+    (they wait at a concurrency limit). Also `late`: the ids of at most MAX_LATE jobs that should have started more than
+    `long_wait` ago, but have not started. The job with the longest wait is first.
     """
     row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None
@@ -172,9 +172,10 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
-    """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
-    ones. It stands in the statement's text, because PostgreSQL uses a partial index only if the text has the condition
-    of the index. The column `owner` has the job's tenant. The column `tenant_id` has the limit's tenant, or `*`.
+    """SQL: the jobs at a limit. `name`: the statement's name. `null_or_not`: NULL for waiting jobs, NOT NULL for
+    admitted jobs. This condition stands in the statement's text, because PostgreSQL uses a partial index only if the
+    text has the condition of the index. In `gate_job`, the column `owner` has the job's tenant, and the column
+    `tenant_id` has the limit's tenant, or `*`.
     """
     return f"""
 -- {name}

@@ -53,8 +53,8 @@ async def check_pooler(settings: Settings) -> None:
 
 async def refuse_shared_sessions(settings: Settings) -> None:
     """Raises BadSetting for a pooler that shares sessions among its clients. No migration may run through such a
-    pooler: the advisory lock and the lock_timeout of `leasehold migrate` would stay in a session that others use.
-    Raises an error of TRY_AGAIN if PostgreSQL does not answer.
+    pooler, because the advisory lock and the lock_timeout of `leasehold migrate` would stay in a session that others
+    use. Raises an error of TRY_AGAIN if PostgreSQL does not answer.
     """
     try:
         async with (
@@ -75,8 +75,9 @@ async def refuse_shared_sessions(settings: Settings) -> None:
 
 
 async def _keeps_statements_if_pooled(settings: Settings) -> bool:
-    """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode.
-    Raises BadSetting for a pooler in transaction mode that keeps none, or for one that drops the session's settings.
+    """Whether a pooler stands before PostgreSQL and keeps prepared statements. If so, it is in transaction mode. Raises
+    BadSetting for a pooler in transaction mode that keeps no prepared statements, and for a pooler that drops the
+    session's settings.
     """
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):

@@ -4,7 +4,7 @@ A standby replays the log (WAL) of the primary. Every second the process makes a
 and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
 So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs only its
 own clock. The bound also holds while the primary is idle, and while replication stands still. The standby may reach a
-note about a second late: the length includes records that the primary has not written to its disk yet.
+note about a second late, because the length includes records that the primary has not written to its disk yet.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -149,7 +149,7 @@ class Replica:
                 standby = await self._position_of(self._pool, _STANDBY_POSITION)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
-        # Read the time before the primary's position: the position then covers every commit until this instant.
+        # Read the time before the primary's position, so that the position covers every commit until this instant.
         noted_at = monotonic()
         primary = await self._position_of(self._primary, _PRIMARY_POSITION)
         if primary.position is not None:
@@ -213,7 +213,7 @@ class Replica:
 
     def _instant_of(self, standby: _LogPosition, length: int | None = None) -> float:
         """The instant up to which the standby has every commit. `length`: the length of the primary's WAL, read after
-        `standby`; None: not known. Raises ReplicaUnusable.
+        `standby`, so a standby of this primary is never beyond it; None: not known. Raises ReplicaUnusable.
         """
         position = standby.position
         if position is None:

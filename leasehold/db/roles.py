@@ -21,7 +21,8 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 _DEFAULT_EVENT_PARTITION = "event_default"
 #: The SQL functions that the role may call. They run with the rights of the role that migrates.
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)", "analyze_grown_tables()")
-#: The audit tables, each with the columns that the role may insert. The role may read the tables, and not change rows.
+#: The audit tables, each with the columns that the role may insert. The role may also read these tables, but not change
+#: or delete their rows.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
     "audit": (
         "id", "tenant_id", "actor_kind", "actor", "actor_tenant", "key_prefix", "action", "target_kind", "target",
@@ -37,7 +38,7 @@ async def grant(connection: Connection, role: str) -> None:
 
     Exceptions: `role` may only read views and Alembic's table, and may only read and add rows of the audit.
 
-    Rights to change the schema that `role` had before are revoked. Raises Invalid, as `check_role` does.
+    If `role` had rights to change the schema, they are revoked. Raises Invalid, as `check_role` does.
     """
     name, schema = await check_role(connection, role)
     async with connection.transaction():

@@ -26,9 +26,9 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
 # $3: the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. Steps that a workflow has
-# started (`contained`) come last. `all_steps` is NULL for a first page with fewer than MAX_STEPS steps, which has all
-# steps of the run. Otherwise `all_steps` has their number (`n`), their mean progress (`percent`), and the first step
-# that has neither succeeded nor been skipped (`phase`).
+# started (`contained`) come last. `all_steps` is NULL for a first page with fewer than MAX_STEPS steps, because such a
+# page has all steps of the run. Otherwise `all_steps` is about all steps of the run: their number (`n`), their mean
+# progress (`percent`), and the first step that has neither succeeded nor been skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,
@@ -134,12 +134,13 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-# $1 the most due tasks that are counted in a queue, $2 in all queues of the page together. $3 seconds without a
-# heartbeat after which a worker is silent: in most cases it has died, and its row is left. $4 the last queue of the
-# previous page, or NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the
-# recursion jumps through an index from queue to queue. `served_queue`: the queues of workers. `queue_starts`: the
-# attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each queue. A queue of
-# external workers is stored as `ext:<tenant>:<queue>`. There may be very many of them, so they come last.
+# $1: the most due tasks that are counted in one queue. $2: the most that are counted in all queues of the page
+# together. $3: the seconds without a heartbeat after which a worker is silent. (In most cases a silent worker has died,
+# and its row is left.) $4: the last queue of the previous page, or NULL. $5: the most queues of the page.
+# `queue_with_tasks`: the queues that have waiting tasks; the recursion jumps through an index from queue to queue.
+# `served_queue`: the queues of workers. `queue_starts`: the attempts that workers report for the last minute. `share`:
+# at most `max_tasks` due tasks are counted in each queue. A queue of external workers is stored as
+# `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (
@@ -197,13 +198,14 @@ async def queues(
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
     """The queues, of all tenants, that are paused or have waiting tasks or workers, by name. The queues of external
-    workers come last. `after`: the last queue of the previous page; None: this is the first page. `limit`: of the page.
+    workers come last. `after`: the last queue of the previous page; None: this is the first page. `limit`: the most
+    queues of the page.
 
-    `workers`: how many take work, and have had a heartbeat within `silent_seconds`. `runnable`: due tasks, counted up
-    to `at_most` in each queue and up to about `in_all` in all queues of the page together. `has_more`: the queue may
-    have more due tasks than were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the
-    attempts that the registered workers started in the minute before they last renewed their rows; None for a queue of
-    external workers, whose claims are not counted.
+    `workers`: how many workers serve the queue, are not draining, and have had a heartbeat within `silent_seconds`.
+    `runnable`: due tasks, counted up to `at_most` in each queue and up to about `in_all` in all queues of the page
+    together. `has_more`: the queue may have more due tasks than were counted. `oldest`: when the oldest counted task
+    became due. `starts_per_minute`: the attempts that the registered workers started in the minute before they last
+    renewed their rows; None for a queue of external workers, whose claims are not counted.
     """
     return await connection.fetch(_QUEUES, at_most, in_all, silent_seconds, after, limit)
 
@@ -263,6 +265,6 @@ async def workers(
 ) -> Sequence[Row]:
     """The registered workers, each with the number of tasks that it has leased, the oldest first. `silent`: the worker
     has had no heartbeat for `silent_seconds`. In most cases it has died, and its row is left. `after`: the start and
-    the id of the last worker of the previous page; None: this is the first page. `limit`: of the page.
+    the id of the last worker of the previous page; None: this is the first page. `limit`: the most workers of the page.
     """
     return await connection.fetch(WORKERS, silent_seconds, *(after or (None, None)), limit)

@@ -178,7 +178,7 @@ gate_job = Table(
     Column("admitted_at", _INSTANT),  # NULL while the job waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
     Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: tenants take turns at a shared limit
-    # Only the release before this one uses this index: that release admits the jobs of a tenant by their age.
+    # Only the previous release uses this index, because that release admits the jobs of a tenant by their age.
     Index(
         "gate_job_turn",
         "tenant_id",

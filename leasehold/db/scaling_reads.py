@@ -18,8 +18,8 @@ MAX_COUNTED = 10_000
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the
-# first task of each line; `nth` counts the lines of a queue. Then at most `share.max_tasks` due tasks of each line are
-# counted: the lines of a queue share the $2 tasks evenly.
+# first task of each line; `nth` counts the lines of a queue. Then the statement counts at most `share.max_tasks` due
+# tasks of each line. The CTE `share` divides the $2 tasks of a queue evenly among its lines.
 # $1 the queues, $2 the most due tasks that are counted in a queue, $3 the most lines that are read of a queue.
 _DUE = """
 -- scaling_due

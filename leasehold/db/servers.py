@@ -47,8 +47,8 @@ SELECT CASE WHEN NOT pg_is_in_recovery()
 """
 #: (id of the event loop, URL) -> the watch of the loop's sessions. A watch lives as long as one of its sessions.
 _watches: WeakValueDictionary[tuple[int, DatabaseUrl], FailoverWatch] = WeakValueDictionary()
-#: When the watch queries a host's timeline, the host has this many seconds to accept the connection, and as many to
-#: answer.
+#: When the watch queries a host's timeline, the host has this many seconds to accept the connection, and again this
+#: many to answer.
 _QUESTION_SECONDS = 1.0
 
 
@@ -102,7 +102,7 @@ async def open_connection(
 class _Answers:
     """What the hosts answered in one call. `opened`: every connection; the caller closes those that are not chosen.
     `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host does what
-    the caller needs: takes writes, or only reads.
+    the caller needs. It must take writes or, for a replica, only read.
     """
 
     opened: list[WatchedConnection] = field(default_factory=list)
@@ -113,8 +113,8 @@ class _Answers:
 async def _choose(
     url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], watch: FailoverWatch | None
 ) -> WatchedConnection:
-    """As `open_connection`, for several hosts and without `timeout`. Records in `answers` what the hosts answered.
-    `watch`: None for a replica.
+    """Do the work of `open_connection` for several hosts, without the limit `timeout`. Record in `answers` what the
+    hosts answered. `watch`: None for a replica.
     """
     error: BaseException | None = None
     replica = watch is None

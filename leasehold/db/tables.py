@@ -6,8 +6,9 @@ vacuumed early. **None of its indexes contains a column that a heartbeat changes
 renewals must stay heap-only updates.
 
 In `job` and `task`, columns that no claim or completion changes come first. For an updated row, PostgreSQL writes to
-the WAL only the bytes from the first changed byte to the last. So these updates do not write `params` again, which
-stands before the changed columns. An older installation has another order, because no migration moves columns.
+the WAL only the bytes from the first changed byte to the last. So these updates do not write `params` to the WAL again,
+because `params` stands before the changed columns. An older installation has another order, because no migration moves
+columns.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ job = Table(
         unique=True,
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
-    # Half of each page stays free. A claim updates many jobs at once, which mostly share a page. The free half has room
-    # for the new versions of their rows.
+    # Half of each page stays free. A claim updates many jobs at once, and their rows are mostly on the same page. The
+    # free half has room for the new versions of their rows.
     postgresql_with={"fillfactor": "50"},
 )
 
@@ -316,8 +317,8 @@ note = Table(
     Column("value", JSONB, nullable=False),
 )
 
-#: Tasks that a worker put off because it lacked their code. The row is void after the task's next claim: then the task
-#: has another epoch.
+#: Tasks that a worker put off because it lacked their code. The row is void after the task's next claim, because the
+#: claim raises the task's epoch.
 unknown_task = Table(
     "unknown_task",
     metadata,

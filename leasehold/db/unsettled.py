@@ -11,20 +11,21 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: The most jobs of a tenant that a page searches: jobs with an error of each pipeline, cancelled jobs, or unfinished
-#: jobs.
+#: A page searches at most this many of a tenant's jobs of each sort: the jobs of one pipeline that have an error,
+#: cancelled jobs, unfinished jobs.
 MAX_SEARCHED = 10_000
 
 #: SQL condition, to be formatted: the job `j` has ended without success, and nobody knows whether its step `t` has
 #: ordered something. The step's note `n` has the member `{intent}`, with which the step records that it is about to
-#: order. A step that a workflow started (`contained`) is the workflow's affair.
+#: order. A step that a workflow started (`contained`) is left out, because the workflow decides what follows its
+#: failure.
 IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN ('failed', 'cancelled', 'skipped')
       AND NOT t.contained AND n.value ? {intent}
       AND (j.expires_at IS NULL OR j.expires_at > {now})"""
 
-# SQL: the rows of `searched_job`, to be formatted. The newest `{most}` jobs with an error of each pipeline, and the
-# newest `{most_cancelled}` cancelled jobs of all pipelines (a cancelled job has no error). `search`: the pipeline, or
-# NULL for the search of cancelled jobs. `{more}`: a further condition.
+# SQL, to be formatted: the rows of `searched_job`. These are, for each pipeline, its newest `{most}` jobs with an error
+# and, for all pipelines together, the newest `{most_cancelled}` cancelled jobs (a cancelled job has no error).
+# `search`: the pipeline, or NULL for the search of cancelled jobs. `{more}`: a further condition.
 _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeline AS search
     FROM (SELECT DISTINCT name FROM unnest($3::text[]) AS pipelines(name)) AS searched_pipeline
     CROSS JOIN LATERAL (
@@ -37,8 +38,9 @@ _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeli
         WHERE j.tenant_id = $1 AND {more} AND j.cancel IS NOT NULL AND j.error IS NULL
         ORDER BY j.id DESC LIMIT {most_cancelled}) AS cancelled_job"""
 
-# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering`: the
-# steps that order, each a pipeline $3[n], a step $4[n] and the member $5[n] of the step's note, as in IS_UNKNOWN.
+# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering` has the
+# steps that order. The step n is given by its pipeline $3[n], its name $4[n] and the member $5[n] of its note
+# (`{intent}` in IS_UNKNOWN).
 _UNKNOWN_ORDERS = f"""searched_job
     JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
       ON ordering.pipeline = searched_job.pipeline
@@ -69,8 +71,9 @@ SELECT search_end.id AS searched_to, failed_order.* FROM search_end LEFT JOIN LA
 ORDER BY failed_order.job_id DESC
 """
 
-# How many orders a person must settle. $1 tenant, $2 error codes, $3 to $5 as above. The searches above, and one for
-# each code, of all pipelines. Most cancelled jobs may be of pipelines that order nothing, and cost little.
+# How many orders a person must settle. $1 tenant, $2 error codes, $3 to $5 as above. The statement makes the searches
+# of _SEARCHED_JOBS, and one more search for each error code, over all pipelines. It searches ten times as many
+# cancelled jobs, because most of them may be of pipelines that order nothing. Such jobs cost little.
 _COUNT = f"""
 -- unsettled_orders_count
 WITH searched_job AS MATERIALIZED (
@@ -94,11 +97,12 @@ SILENT = """starts_with(t.queue, 'ext:')
            WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
-# Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
-# seconds ago without a heartbeat. $1: the tenant. $4: the most rows. $5: the most jobs that are searched. $2: the last
-# task of the previous page or, if that page's search ended early, the last job of the search. (If the task $2 was
-# deleted meanwhile, its id is taken as a job's id: ids of both sort by time.) `page_start`: the page's newest job.
-# `search_end`: the job at which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
+# Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease expired
+# more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $4: the most rows. $5: the most jobs that
+# are searched. $2: the last task of the previous page or, if that page's search ended early, the last job of the
+# search. (If the task $2 was deleted meanwhile, its id counts as a job's id. This works, because the ids of tasks and
+# of jobs sort by time.) `page_start`: the page's newest job. `search_end`: the job at which the search ended early. The
+# queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1
@@ -170,9 +174,9 @@ async def orders(
     max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
     """Ended jobs whose order has an unknown outcome, newest first. `ordering`: the steps that order, each by its
-    pipeline, its name and the member of its note that records the order; at least one. A page searches at most
-    `max_searched` jobs with an error of each pipeline, and as many cancelled jobs. The second value is the last job
-    that the page covers: the next page continues there. None: this is the last page.
+    pipeline, its name and the member of its note that records the order. There must be at least one step. A page
+    searches at most `max_searched` jobs with an error in each pipeline, and at most `max_searched` cancelled jobs. The
+    second value is the last job that the page covers: the next page continues there. None: this is the last page.
     """
     pipelines, steps, intents = zip(*ordering, strict=True)
     rows = await connection.fetch(
@@ -189,8 +193,9 @@ async def count_orders(
     max_searched: int,
 ) -> tuple[int, bool]:
     """The number of ended jobs whose order has an unknown outcome, and whether there may be more in older jobs.
-    `ordering`: as for `orders`. The count searches the newest `max_searched` jobs with an error of each pipeline and of
-    each of the `codes`, and ten times as many cancelled jobs. Many new jobs of one sort hide no order of another sort.
+    `ordering`: as for `orders`. For each pipeline, and for each of the `codes`, the count searches the newest
+    `max_searched` jobs with an error. It also searches ten times as many cancelled jobs. These searches are separate,
+    so many new jobs of one sort hide no order of another sort.
     """
     pipelines, steps, intents = zip(*ordering, strict=True)
     row = await connection.fetchrow(

@@ -42,8 +42,8 @@ journal = Table(
     # signal: waits for a signal; call: has the result of a plain function; patch: has the path (old or new) that the
     # workflow takes through changed code
     Column("kind", Text, nullable=False),
-    # of what it starts or awaits. With a `#` (`charge#1`): `ctx.run` of a limited task, which another job does (kinds
-    # `start` and `result`)
+    # The name of what the call is about: a task, a signal, a function or a patch. A name with a `#` (`charge#1`) and
+    # the kind `start` or `result`: a `ctx.run` of a limited task, whose work another job does.
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from alembic import op
 from sqlalchemy import TextClause, text
 
-#: The option of alembic's context with the indexes of the database, and whether each is valid. rendering.py sets the
-#: option, because it renders without a connection.
+#: The name of an option of alembic's context. The option maps the name of each index of the database to whether the
+#: index is valid. rendering.py sets the option, because it renders without a connection.
 INDEXES_OPTION = "leasehold_indexes"
 
 

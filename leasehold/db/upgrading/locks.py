@@ -126,7 +126,7 @@ class SchemaTables:
 
     def _with_partitions(self, locks: Sequence[Lock]) -> Iterator[Lock]:
         """The locks, and the same locks on the partitions. A table with partitions has no rows of its own, so the work
-        is on the partitions. ACCESS SHARE is not repeated: CREATE VIEW locks only the table that it names.
+        is on the partitions. ACCESS SHARE is not repeated, because CREATE VIEW locks only the table that it names.
         """
         for lock in locks:
             partitions = self.partitions.get(lock.table, ()) if lock.mode != _ACCESS_SHARE else ()
@@ -156,7 +156,7 @@ def _locks_of_references(text: str) -> list[Lock]:
 
 def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
     """The locks on the tables to which the dropped foreign keys of `table` refer: PostgreSQL also drops triggers of
-    these tables. `name`: of the dropped constraint or column; None: the table is dropped.
+    these tables. `name`: the dropped constraint or column; None: the table itself is dropped.
     """
     return [
         Lock(key.other, _ACCESS_EXCLUSIVE)

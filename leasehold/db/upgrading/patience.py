@@ -58,7 +58,7 @@ class Patience:
     def session(self) -> dict[str, str]:
         """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
         a program that died. Without it, an index build of that program would go on, and the next migration would wait.
-        A lock_timeout of 0 would mean that statements wait without end.
+        lock_timeout is at least 1 ms, because with 0 statements would wait without end.
         """
         return {
             "application_name": "leasehold migrate",
@@ -92,8 +92,8 @@ async def run_patiently(
     connect: Connect,
     patience: Patience,
 ) -> None:
-    """Run the revisions. If a lock is not free, call `roll_back` and run again. Revisions that were committed stay, and
-    each revision has `patience.seconds` of its own.
+    """Run the revisions. If a lock is not free, call `roll_back` and run the revisions again. Revisions that were
+    committed stay, and each revision has `patience.seconds` of its own.
 
     `pid`: the process id of the session that runs the revisions. `connect` opens another session, which looks for the
     holders of locks. Raises SchemaLocked, or asyncpg's error.
@@ -143,7 +143,7 @@ def _cause_of(error: BaseException) -> BaseException:
 @asynccontextmanager
 async def _watch_blockers(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
     """During the block, store in `blockers` the sessions that last blocked the session `pid`, as sentences. An error
-    ends the watch, and not the block: PostgreSQL may have no connection left.
+    ends only the watch, and not the block. For example, PostgreSQL may have no connection left for the watch.
     """
 
     async def watch() -> None:
