@@ -31,8 +31,8 @@ class AttemptIdentity(Protocol):
 
     @property
     def is_part(self) -> bool:
-        """Whether the job belongs to another pipeline: a workflow (`ctx.run`) or a template has this step done. Then
-        other steps may have the same code and the same `job_id`, and only `task_id` tells them apart.
+        """Whether the job belongs to another pipeline, because a workflow (`ctx.run`) or a template uses this step's
+        code. Then other steps of the same job may have the same code, and only `task_id` distinguishes them.
         """
 
     @property
@@ -43,8 +43,8 @@ class AttemptIdentity(Protocol):
 
     @property
     def errors(self) -> int:
-        """How many attempts have ended with an error or a timeout. Attempts whose worker was lost do not count. A
-        replay (a new try of a step that failed for good) counts from 0.
+        """How many attempts have ended with an error or a timeout. Attempts whose worker was lost do not count. After a
+        replay (a new try of a step that failed for good), the count begins at 0 again.
         """
 
     @property
@@ -68,18 +68,19 @@ class Attempt(AttemptIdentity, Protocol):
     """One attempt at one step, for an `async def` handler."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection of the worker's pool for a statement or two, to a server that takes writes. Leave the block
-        before you wait for anything else, because other attempts need the connection.
+        """Lend a connection of the worker's pool, for a statement or two. It leads to a server that takes writes. Leave
+        the block before you wait for anything else, because other attempts need the connection.
         """
 
     async def read(self, name: str) -> bytes:
         """Read an input of the job, or an output of a step that this step needs. Raises ObjectMissing."""
 
     async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
-        """Store an output under a key that is the same in each attempt. Readers see it once the step is committed.
+        """Store an output under a key that is the same in each attempt. Readers see the output once the step is
+        committed.
 
-        `own`: no other step of the job replaces it. A template may have several steps with the same code, or with the
-        code of several pipelines: then the key has the step's name.
+        `own`: no other step of the job replaces this output. For a step of a template, the key then also has the step's
+        name, because several steps of a template may have the same code, or code that writes the same name.
         """
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
@@ -89,7 +90,9 @@ class Attempt(AttemptIdentity, Protocol):
         """The value that another step of this job returned when it succeeded, or None."""
 
     async def note(self) -> dict[str, Any]:
-        """The note that this step last kept, in a Snooze (which asks to run later) or by `remember`. {}: no note."""
+        """The note that this step last kept, in a Snooze (which asks to run later) or by `remember`. It is {} if there
+        is no note.
+        """
 
     async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies immediately.

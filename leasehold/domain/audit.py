@@ -37,8 +37,8 @@ HASHED_FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who did an act. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the tenant that
-    the actor belongs to; the act may concern another tenant. `key_prefix`: the public part of the API key. `source_ip`,
-    `request_id`: of the request.
+    the actor belongs to; the act may concern another tenant. `key_prefix`: the public part of the API key. `source_ip`
+    and `request_id`: those of the request.
     """
 
     kind: ActorKind
@@ -51,7 +51,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """The first row of a chain that is missing, or that differs from what was written. `why`: what is wrong with it."""
+    """In a chain, the first row that is missing or has changed since it was written. `why`: what is wrong."""
 
     tenant_id: str
     seq: int
@@ -62,7 +62,7 @@ class BrokenRow:
 class Chain:
     """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. In a
     new Chain they belong to the row before the first row to check. `from_head` takes the number and the hash of the
-    last row that retention deleted (0 and "" if it deleted none).
+    last row that retention deleted (0 and "" if retention deleted no row).
     """
 
     tenant_id: str
@@ -76,7 +76,7 @@ class Chain:
 
     def check_end(self, head: Mapping[str, Any]) -> BrokenRow | None:
         """Compare the last checked row with `head`, the chain's row of `audit_chain`. Call this when all rows are
-        checked. None: they agree.
+        checked. None: the row and `head` agree.
         """
         if self.seq < head["seq"]:
             return BrokenRow(self.tenant_id, self.seq + 1, "the row is missing, and all after it")

@@ -38,7 +38,7 @@ def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random |
 
 def delay_after_answer(retry_after: float | None, failures: int, ladder: Sequence[timedelta]) -> timedelta:
     """The delay after a failure that another server answered. `retry_after`: the seconds in the answer's header
-    Retry-After, or None. The delay is at least that of `delay_after`: a Retry-After of 0 must not use up all attempts
-    immediately.
+    Retry-After, or None. The delay is at least that of `delay_after`, because a Retry-After of 0 must not use up all
+    attempts immediately.
     """
     return max(timedelta(seconds=retry_after or 0.0), delay_after(failures, ladder))

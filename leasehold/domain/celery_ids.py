@@ -1,7 +1,7 @@
 """The ids that programs of Celery give to runs (`task_id`): any texts.
 
-The id of a new run must be a recent UUIDv7 (ids.py). So a run whose Celery id is any other text gets an id of its own,
-as any run does, and its Celery id as a tag (`TAG`).
+The id of a new run must be a recent UUIDv7 (ids.py). If a Celery id is one, it becomes the run's id. Otherwise the
+platform makes the run's id, as for any run, and the run gets the Celery id as a tag (`TAG`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PARAMETER = "task_id"
 
 
 def celery_id_of(value: object) -> str:
-    """The Celery id as a text; that of a UUID in its usual form. Raises Invalid `invalid_id` for what is no UUID and
-    no text that a tag can have.
+    """The Celery id as a text; for a UUID, the UUID's usual form. Raises Invalid `invalid_id` for a value that is
+    neither a UUID nor a text that a tag can have.
     """
     if (own_id := uuid_of(value)) is not None:
         return str(own_id)
@@ -34,7 +34,7 @@ def celery_id_of(value: object) -> str:
 
 
 def uuid_of(value: object) -> UUID | None:
-    """The value as a UUID; None if it is none."""
+    """The value as a UUID; None: it is no UUID."""
     try:
         return id_of(value)
     except Invalid:
@@ -48,8 +48,9 @@ def run_id_in(celery_id: str) -> UUID | None:
 
 
 def without_celery_id(params: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parameters and the tags of a run, for a second run with the same payload: without the Celery id, which goes
-    on to mean the first run.
+    """The parameters and the tags of a run without its Celery id, for a second run with the same payload. The reason:
+    the Celery id must still mean the first run. The parameter `task_id` is left out only if it is the Celery id,
+    because a task may have a parameter of its own with this name.
     """
     celery_id = tags.get(TAG)
     has_it = celery_id is not None and params.get(_PARAMETER) == celery_id

@@ -1,12 +1,12 @@
 """The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
 The library cronsim finds the local times that an expression names. This module finds the instants at which the clock
-shows these times. If the clock skips a time, the schedule fires once, right after the gap. If the clock repeats a time,
-the schedule fires once, the first time.
+shows these times. If the clock skips a time, the schedule fires once, right after the gap. If the clock shows a time
+twice, the schedule fires once, the first time.
 
-Exception, as in Debian's cron, if the field of the minutes or of the hours begins with `*`. For a repeated time, the
-schedule then fires each time. For a skipped time, it fires only if the expression names no time shortly after the gap
-(within a period as long as the gap).
+Exception, as in Debian's cron: the rules differ if the field of the minutes or of the hours begins with `*`. If the
+clock shows a time twice, the schedule then fires both times. If the clock skips a time, the schedule then fires only if
+the expression names no time shortly after the gap (within a period as long as the gap).
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.
@@ -127,7 +127,7 @@ def _instants(expression: str, local_times: Iterator[datetime], local_zone: Zone
                 continue  # a skipped time, and the expression names a time shortly after the gap
             while repeated and repeated[0] < instant:
                 yield repeated.popleft()
-            if instant != last:  # several times that the clock skips have one instant
+            if instant != last:  # all times of one gap have the same instant
                 yield instant
             last = instant
             if has_star and shift < _NO_SHIFT:
@@ -138,7 +138,10 @@ def _instants(expression: str, local_times: Iterator[datetime], local_zone: Zone
 
 
 def _end_of_gap(local_time: datetime) -> datetime:
-    """The instant at which the clock is put forward over this time: the first instant with the new UTC offset."""
+    """The instant at which the clock is put forward over this time, which is the first instant with the new UTC offset.
+    A bisection finds it, to the second, between the instants that this time would have with the new and with the old
+    offset.
+    """
     offset_before = local_time.utcoffset()
     lower, upper = local_time.replace(fold=1).astimezone(UTC), local_time.astimezone(UTC)
 
@@ -170,8 +173,8 @@ def between(cron: str, timezone: str, after: datetime, until: datetime, at_most:
 def latest(cron: str, timezone: str, after: datetime, until: datetime) -> datetime | None:
     """The last firing instant in (after, until]. None: there is none. Raises as `ticks`.
 
-    Instead of going through all of them, this halves the time in which the last one lies. So the cost does not grow
-    with their number.
+    The function does not go through all firing instants. It halves, again and again, the period in which the last
+    instant lies. So the cost does not grow with the number of instants.
     """
     found = next_after(cron, timezone, after)
     if found is None or found > until:

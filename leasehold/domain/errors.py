@@ -199,7 +199,7 @@ class Unanswered(Unavailable):
 
 class Unreachable(Unavailable):
     """PostgreSQL did not answer a program that reads, cancels or signals the run `run_id`. The run itself goes on.
-    `run_id`: the text is a `task_id` of Celery's.
+    `run_id`: the run's id, or a `task_id` of Celery as a text.
     """
 
     def __init__(self, run_id: UUID | str, reason: str) -> None:
@@ -283,8 +283,8 @@ class NotWhileUndoing(LeaseholdError):
 
 class HandlerMissing(LeaseholdError):
     """A workflow of the platform cannot begin in this process, which lacks the code of a task that the workflow calls.
-    `handlers`: the code of all tasks that it calls, each a `pipeline.step`. A worker needs all of them. Empty: the name
-    of the code that is missing is unknown.
+    `handlers`: the names, each `pipeline.step`, of the code of all tasks that the workflow calls. A worker needs all of
+    this code. Empty: the name of the missing code is unknown.
     """
 
     def __init__(self, handlers: Sequence[str]) -> None:
@@ -322,8 +322,8 @@ class StepError(LeaseholdError):
 
 
 class Retryable(StepError):
-    """The attempt failed and another may succeed. `after`: the delay before the next attempt; None: the next delay of
-    the step's `retry_ladder`. Raises TypeError when `after` is not a timedelta.
+    """The attempt failed, and another attempt may succeed. `after`: the delay before the next attempt; None: the next
+    delay of the step's `retry_ladder`. Raises TypeError when `after` is not a timedelta.
     """
 
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
@@ -373,7 +373,7 @@ class ObjectExists(StoreError):
 
 
 #: After one of these errors, another attempt may have the task by now. Code that catches the errors of a handler must
-#: raise these again: an attempt that meets such an error must settle nothing.
+#: raise these errors again, because an attempt that meets one must settle nothing.
 OVERTAKEN = (LeaseLost, ObjectExists)
 
 
@@ -398,9 +398,10 @@ class Cancelled(BaseException):
 
 
 def deciding(error: BaseException) -> BaseException:
-    """The error that decides how an attempt ends. For a group (asyncio.TaskGroup raises groups) it is one of the errors
-    in it: the first of OVERTAKEN, else the first Cancelled, Permanent, other StepError, in this order. A group without
-    any of these that has several errors decides itself.
+    """The error that decides how an attempt ends. An error that is no group decides itself. In a group
+    (asyncio.TaskGroup raises groups), the first error of OVERTAKEN decides. If there is none, the first Cancelled
+    decides, else the first Permanent, else the first other StepError. If the group has none of these, its only error
+    decides or, if it has several errors, the group itself.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error

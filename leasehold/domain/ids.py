@@ -9,8 +9,8 @@ from uuid_utils.compat import uuid7
 
 from leasehold.domain.errors import Invalid
 
-#: A program may give a new run an id of its own. By the clock of that program, the id was made at most this long ago,
-#: and its time is at most this far in the future.
+#: A program may give a new run an id of its own. By the clock of that program, the id's time is at most MAX_AGE in the
+#: past, and at most MAX_LEAD in the future.
 MAX_AGE, MAX_LEAD = timedelta(hours=24), timedelta(minutes=1)
 _TIMED_VERSION = 7  # the version of UUIDs that begin with a time
 
@@ -20,8 +20,8 @@ def new_id() -> UUID:
 
 
 def id_of(value: object) -> UUID:
-    """The id that a program names: a UUID, also of a library other than the standard one, or its text. Raises Invalid
-    `invalid_id`.
+    """The id that a program names. `value`: a UUID, of the standard library or of another one, or the text of a UUID.
+    Raises Invalid `invalid_id`.
     """
     if isinstance(value, UUID):
         return value
@@ -38,7 +38,8 @@ def id_of(value: object) -> UUID:
 
 def id_of_new_run(value: object) -> UUID:
     """As `id_of`, for the id that a program gives to a new run. Raises Invalid `invalid_id` also for a UUID that is not
-    `is_recent`: jobs are listed in the order of their ids, and filters find jobs of a time by the times in their ids.
+    `is_recent`. The reason: jobs are listed in the order of their ids, and filters find the jobs of a period by the
+    times in their ids.
     """
     run_id = id_of(value)
     if not is_recent(run_id):
@@ -69,7 +70,7 @@ def id_of_instant(instant: datetime) -> UUID:
 
 def instant_of(row_id: UUID) -> datetime:
     """The time at which a UUIDv7 was made, in whole milliseconds. Raises ValueError for a UUID of another version.
-    Raises ValueError or OverflowError for a time that a datetime cannot be.
+    Raises ValueError or OverflowError for a time that a datetime cannot hold.
     """
     if row_id.version != _TIMED_VERSION:
         raise ValueError(f"{row_id} has no time: it is no UUIDv7")

@@ -38,8 +38,8 @@ _KEYS = (
 
 
 class InvalidFilter(Invalid):
-    """A filter that cannot be used. `position`: the wrong character, counted from 1. `pointer`: the JSON pointer to the
-    filter in a body; None: the filter is the query parameter `q`.
+    """A filter that cannot be used. `position`: the character at which the wrong term or value begins, counted from 1.
+    `pointer`: the JSON pointer to the filter in a body; None: the filter is the query parameter `q`.
     """
 
     pointer: str | None = None
@@ -112,7 +112,9 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 
 def quoted(value: str) -> str:
-    """The value in the form of a filter: in quotes if it needs them. It must not be empty: `parse` refuses that."""
+    """The value as it stands in a filter: in quotes if it needs them. The value must not be empty, because `parse`
+    refuses that.
+    """
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

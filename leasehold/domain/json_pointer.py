@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the child process that checks payloads loads no pydantic
     from pydantic import ValidationError
 
-#: In a sentence, a pointer is cut after this many characters: a client may send a key of any length.
+#: In a sentence, a pointer is cut after this many characters, because a client may send a key of any length.
 _MAX_CHARACTERS = 300
 
 

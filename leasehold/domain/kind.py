@@ -69,7 +69,7 @@ class Kind:
     the settings.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
     (`leasehold.api.auth.security.Require`), or its path is in `public`. Routes with a body need the `route_class`
-    `leasehold.api.http.authenticated_first.AuthenticatedFirst`: it reads a body only of an authenticated caller.
+    `leasehold.api.http.authenticated_first.AuthenticatedFirst`, which reads a body only if the caller is authenticated.
     `opens`: a callable that takes the settings and returns an async context manager. It opens the object that the
     kind's endpoints share. They read the object as `services_of(request).opened[name]`.
     `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after

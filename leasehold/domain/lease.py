@@ -23,6 +23,6 @@ class Lease:
 
 
 def differ_in_a_task(leases: Iterable[Lease]) -> bool:
-    """Whether two of the leases are different leases of one task: a worker can lose a task and claim it again."""
+    """Whether two of the leases are different leases of one task. A worker can lose a task and claim it again."""
     different = {(lease.task_id, lease.owner, lease.epoch) for lease in leases}
     return len({task_id for task_id, _, _ in different}) < len(different)

@@ -1,5 +1,5 @@
-"""What a worker records about a task whose code it lacks, and how long it puts the task off: during a deployment, the
-worker may be of another release.
+"""What a worker records about a task whose code it lacks, and how long it puts the task off. This happens during a
+deployment, while workers of two releases run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from leasehold.domain.ids import instant_of
 SHORTEST_PAUSE = 30.0
 #: Seconds of the longest pause.
 LONGEST_PAUSE = 86_400.0
-#: The most characters of `joined_handlers`: an index has this text.
+#: The most characters of `joined_handlers`, because an index contains this text.
 _MAX_CHARACTERS = 2000
 
 
 def joined_handlers(handlers: Iterable[str]) -> str | None:
-    """The handlers (each a `pipeline.step`) as one text, `a.b, c.d`: only a worker that has all of them may wake the
-    task. None: there is none, or the text is too long, so that no worker wakes the task.
+    """The handlers (each a `pipeline.step`) as one text, `a.b, c.d`. Only a worker that has all of them makes the task
+    due at once. None: there are no handlers, or the text would be too long. Then no worker makes the task due before
+    its pause has passed.
     """
     text = ", ".join(sorted(set(handlers)))
     return text if 0 < len(text) <= _MAX_CHARACTERS else None

@@ -17,8 +17,8 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def time_sentence(name: str, value: object) -> str:
-    """The error's sentence about a value that is not a timedelta. `name`: the option's name, perhaps after its
-    owner's, as in `Retry.delay` or `step resize: timeout`.
+    """The error's sentence about a value that is not a timedelta. `name`: the option's name, perhaps after the name of
+    its owner, as in `Retry.delay` or `step resize: timeout`.
     """
     seconds = value if is_whole(value) or isinstance(value, float) else 60
     option = name.rpartition(".")[2].rpartition(" ")[2]

@@ -100,8 +100,8 @@ class Step:
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
-    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too. The steps
-    of a job, except parts, share the names of outputs: a step replaces an output of another step with the same name.
+    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too. Except
+    for parts, an output's name belongs to the whole job: a step replaces another step's output with the same name.
     `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
@@ -371,7 +371,7 @@ class Pipeline:
         """Register a function that the worker itself calls, in a thread, on the files of the isolated `step`.
 
         Use it where the last change to the files needs a secret, which the child process must not see. The function
-        must not parse the files: they come from outside.
+        must not parse the files, because they come from outside.
         """
         if step not in self.by_name or not self.by_name[step].isolated:
             raise DeclarationError(f"pipeline {self.name} has no isolated step {step!r}")

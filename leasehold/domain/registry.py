@@ -1,6 +1,6 @@
 """The registry of pipelines: every process builds one at start, from code and from installed packages.
 
-A registry refuses two pipelines with the same name. A worker also loads the handlers: then every step must have a
+A registry refuses two pipelines with the same name. A worker also loads the handlers, and then every step must have a
 handler, except external steps (those that external workers do over HTTP).
 """
 
@@ -168,7 +168,7 @@ class Pipelines:
     def add_installed(self) -> None:
         """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS.
 
-        Raises DeclarationError as `add` does, and if a package offers something that is neither.
+        Raises DeclarationError as `add` does, and if a package offers something that is neither a Pipeline nor a Kind.
         """
         for entry in entry_points(group=ENTRY_POINTS):
             pipeline_or_kind = entry.load()

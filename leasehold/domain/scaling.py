@@ -12,8 +12,8 @@ from leasehold.domain.pipeline import pinned_queue
 
 #: A pool grows to the size at which all its slots (a slot is room for one attempt in a worker) are busy. It shrinks to
 #: the size at which this share of them is busy. An example is a load that keeps 7 workers busy: the pool grows if it
-#: has fewer than 7, and shrinks if it has more than 10. From 7 to 10 it stays, because small changes of the load must
-#: not start and stop workers.
+#: has fewer than 7, and shrinks if it has more than 10. With 7 to 10 workers the pool keeps its size, because small
+#: changes of the load must not start and stop workers.
 BUSY_SHARE = 0.7
 
 
@@ -42,7 +42,7 @@ def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
     """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
     and further slots for the due tasks, at most one for each due task. If no attempt runs, the time of an attempt is
-    unknown: then each due task needs a slot.
+    unknown, so each due task counts as one slot.
     """
     if load.attempt_seconds is None:
         return load.running + load.due

@@ -118,7 +118,8 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker ends a cancel that no worker acknowledges: when the grace time is over, or the worker is lost.
+    # The leading worker ends a cancel that no worker acknowledges. It does so when the grace time is over, or the
+    # worker is lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),

@@ -5,16 +5,17 @@ from __future__ import annotations
 from leasehold.domain.pipeline import NAME
 
 #: The most characters of a step's name in a request. The index `task_job_id_step_key` takes no longer name, unless the
-#: name compresses well: the path of a step inside over 600 gathers, each inside the other.
+#: name compresses well. A name of this length is the path of a step inside more than 600 nested gathers.
 MAX_STEP_NAME = 2676
 
 
 def declared_step(step: str, handler: str | None) -> str:
-    """The name that a label has for a task's step, because labels must have few values: that of the step as code or a
-    template declares it. `step`: the task's own name, which may count parts or calls. `handler`: the `pipeline.step`
-    of the task's code; None: the code of the job's own pipeline.
+    """The name of a task's step in the labels of metrics: the name that the code or the template declares. (A label
+    must have few values.) `step`: the task's own name, which may contain the number of a part or of a call. `handler`:
+    the `pipeline.step` of the task's code; None: the code of the job's own pipeline.
     """
-    # Only the names of parts and of a workflow's steps have a `.` or a `#`. A template names its steps itself.
+    # Only the names of parts and of a workflow's steps have a `.` or a `#`. Any other name was declared, also that of a
+    # template's step.
     if handler is None or NAME.fullmatch(step):
         return step
     return handler.rpartition(".")[2]

@@ -15,7 +15,7 @@ _NOT_FINITE = "JSON has neither NaN nor infinity"
 
 
 class NotStorable(ValueError):
-    """`path`: the JSON pointer to the value that cannot be stored. `reason`: why not, as a sentence."""
+    """A value cannot be stored. `path`: the JSON pointer to the value. `reason`: why not, as a sentence."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path or 'the value'}: {reason}")
@@ -42,10 +42,11 @@ def encode_storable(value: Any) -> bytes:
 
 
 def as_stored(value: Any) -> Any:
-    """What orjson reads after PostgreSQL has stored `value` as jsonb. `value`: what orjson has read from JSON.
+    """The value that orjson reads after PostgreSQL has stored `value` as jsonb. `value`: a value that orjson has read
+    from JSON.
 
-    jsonb orders the names of an object by their length, and then by their bytes. It has one kind of number, so that it
-    keeps neither the exponent of 1e16, which becomes an integer, nor the sign of -0.0.
+    jsonb orders the names of an object by their length, and then by their bytes. jsonb has only one kind of number. So
+    1e16 loses its exponent and becomes an integer, and -0.0 loses its sign.
     """
     if isinstance(value, dict):
         return {name: as_stored(value[name]) for name in sorted(value, key=_place_of_name)}
@@ -62,11 +63,11 @@ def _place_of_name(name: str) -> tuple[int, bytes]:
 
 
 def path_to_non_finite(value: Any) -> str | None:
-    """The JSON pointer to a NaN or an infinity in `value`, which is any value that orjson can write. None: it has none,
-    or orjson cannot write the value.
+    """The JSON pointer to a NaN or an infinity in `value`, which is any value that orjson can write. None: `value` has
+    no such number, or orjson cannot write it.
     """
     try:
-        has_null = b"null" in orjson.dumps(value, default=str)  # orjson writes null for such a number
+        has_null = b"null" in orjson.dumps(value, default=str)  # orjson writes null for NaN and infinity
     except TypeError:
         return None
     if not has_null:
@@ -79,7 +80,7 @@ def _first_problem(value: Any) -> NotStorable | None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether each number in the value is finite. orjson writes null for a number that is not."""
+    """Whether each number in the value is finite. orjson writes null for a number that is not finite."""
     values = [value]
     while values:
         inner = values.pop()

@@ -22,7 +22,7 @@ _PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
     """Download the packages `names` and unpack them into `target`. The system itself does not change. `with_missing`:
-    also download and unpack those of their dependencies that the system lacks.
+    also download and unpack the dependencies that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.

@@ -2,9 +2,9 @@
 (A run is one start of the servers, by `leasehold dev` or by the tests.)
 
 The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks a file in
-it. A later run removes each directory whose file is no longer locked, because its process has died. The process also
-locks the directory itself. Otherwise systemd-tmpfiles would delete the files in it that nobody has used for thirty
-days.
+the directory. If that file is no longer locked, the process has died, and a later run removes the directory. The
+process also locks the directory itself. Otherwise systemd-tmpfiles would delete the files in it that nobody has used
+for thirty days.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory of a run, and its lock file last. If this process dies meanwhile, a later run removes the
-    rest only if the lock file is still there.
+    """Remove the directory of a run, and its lock file last. The reason: if this process dies meanwhile, a later run
+    removes the rest only if the lock file is still there.
     """
     with contextlib.suppress(OSError):  # another process may remove the directory at this moment
         for path in [path for path in directory.iterdir() if path.name != LOCK_NAME]:

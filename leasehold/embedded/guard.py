@@ -8,8 +8,8 @@ started, daemons included:
 - when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
-`PR_SET_PDEATHSIG` alone is not enough: it acts as soon as the thread that has forked the child ends, and a grandchild
-such as epmd does not inherit it.
+`PR_SET_PDEATHSIG` alone is not enough, because it acts as soon as the thread that has forked the child ends, and a
+grandchild such as epmd does not inherit it.
 
 Each byte of the guard's standard input is the number of a signal, which the guard sends to the server.
 """
@@ -48,8 +48,8 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat_file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process ended meanwhile
-            # The program's name may contain spaces, and may end within a character: the kernel cuts it after 15 bytes.
-            # The state and the id of the parent process follow the name.
+            # The program's name may contain spaces, and may end within a character, because the kernel cuts the name
+            # after 15 bytes. The state and the id of the parent process follow the name.
             fields_after_name = stat_file.read_bytes().rpartition(b")")[2].split()
             children.setdefault(int(fields_after_name[1]), []).append(int(stat_file.parent.name))
     below_root: list[int] = []
@@ -87,8 +87,8 @@ class Guard:
 
     def __init__(self, owner: int, last_signal: int) -> None:
         self.last_signal = last_signal
-        self.status: int | None = None
-        self.stopped = False
+        self.status: int | None = None  # the server's status from `waitpid`, once the server has ended
+        self.stopped = False  # whether one of STOP_SIGNALS has arrived
         self.wakeup_fd, writer_fd = os.pipe()  # Python writes a byte for each signal that arrives
         for end in (self.wakeup_fd, writer_fd):
             os.set_blocking(end, False)
@@ -119,7 +119,8 @@ class Guard:
         return owner_fd
 
     def start(self, argv: list[str], uid: int, gid: int) -> None:
-        # The guard keeps the Popen: without a reference, Popen itself would collect the child's status before `reap`.
+        # The guard keeps the Popen object. Without a reference to it, Popen itself would collect the child's status
+        # before `reap`.
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -169,7 +170,7 @@ class Guard:
                     self.status = child[1]
 
     def send_last_signal(self) -> None:
-        """Send the last signal, and wait a little: before the SIGKILL, the server can free its shared memory."""
+        """Send the last signal, and wait a little, so that the server can free its shared memory before the SIGKILL."""
         if self.last_signal == signal.SIGKILL:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -90,7 +90,7 @@ def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
 
 def free_port() -> int:
     """A port of 127.0.0.1 on which nothing listens now. No other call returns this port, in this process or in another
-    one that lives at the same time.
+    process that lives at the same time.
 
     Raises:
         EmbeddedError: no port is left.
@@ -99,7 +99,7 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raises EmbeddedError if this user may not listen on this port of 127.0.0.1, or if a process listens on it: that
+    """Raises EmbeddedError if this user may not listen on this port of 127.0.0.1, or if a process listens on it. That
     process would answer instead of the new server.
     """
     try:
@@ -112,7 +112,7 @@ def require_free(port: int) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether this user may listen on this port of 127.0.0.1, and no process does."""
+    """Whether this user may listen on this port of 127.0.0.1, and no process listens on it."""
     try:
         _bind(port)
     except OSError:

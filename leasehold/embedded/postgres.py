@@ -138,7 +138,9 @@ class Postgres:
             await self._server.kill()
 
     async def forget(self) -> None:
-        """Free the few bytes of shared memory that a killed server has left, if it will not be started again."""
+        """Free the few bytes of shared memory that a killed server has left. Call this if the server will not start
+        again.
+        """
         pid_file = self._data / "postmaster.pid"
         if not self.running and pid_file.exists():
             await asyncio.to_thread(_remove_shared_memory, pid_file)
@@ -184,7 +186,8 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            # The server does not answer yet. Or another server has the port and answers: then our server ends soon.
+            # The server does not answer yet. Or another server has the port and answers. In that case our server ends
+            # soon.
             except (OSError, asyncpg.PostgresError):
                 await asyncio.sleep(0.02)
                 continue
@@ -209,9 +212,10 @@ def _forget_dead_server(data: Path) -> None:
     """Change a stale postmaster.pid, which would keep PostgreSQL from starting.
 
     A killed server leaves its process id in postmaster.pid. After a restart of the machine or of a container, another
-    process may soon have this id. PostgreSQL takes that process for a server, and refuses to start. So this function
-    replaces the id. The file's other lines stay: PostgreSQL needs them to find out whether a part of the dead server
-    still runs. PostgreSQL also refuses an empty file, which a full disk leaves. So this function deletes an empty file.
+    process may soon have this id. PostgreSQL mistakes that process for a server, and refuses to start. So this function
+    replaces the id. The file's other lines stay, because PostgreSQL needs them to find out whether a part of the dead
+    server still runs. PostgreSQL also refuses an empty file, which a full disk leaves. So this function deletes an
+    empty file.
     """
     pid_file = data / "postmaster.pid"
     try:

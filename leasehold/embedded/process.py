@@ -138,9 +138,9 @@ class Server:
             raise
 
     async def stop(self, number: signal.Signals, *, grace: float, again: float | None = None) -> None:
-        """Send the signal `number` and wait until the server has ended. After `grace` seconds kill the server. With
-        `again`, send the signal a second time before that, and wait for so many seconds more. The signal goes to the
-        guard as one byte, and the guard sends it to the server.
+        """Send the signal `number` and wait until the server has ended. After `grace` seconds, kill the server. With
+        `again`, first send the signal a second time, and wait for `again` more seconds. The signal goes to the guard as
+        one byte, and the guard sends it to the server.
         """
         await self._send_and_wait(number, grace)
         if again is not None:
