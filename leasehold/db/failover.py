@@ -134,13 +134,13 @@ class FailoverWatch:
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
 
     async def _ask(self) -> None:
-        """Query all hosts at the same time, because a silent host uses up all of _ROUND_SECONDS."""
+        """Query all hosts at the same time, because a silent host alone would use up all of _ROUND_SECONDS."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROUND_SECONDS), asyncio.TaskGroup() as group:
                     for host in self._hosts:
                         group.create_task(self._ask_host(host))
-        finally:  # also after an unforeseen error: else nothing would query the hosts again
+        finally:  # also after an unforeseen error, because otherwise nothing would query the hosts again
             self._asking = None
             self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
 
@@ -183,7 +183,7 @@ class WatchedConnection(_Connection):
     """A connection that registers each waiting statement with its watch. The class overrides every asyncpg method that
     this package uses to send statements; `tests/test_floors.py` checks this.
 
-    A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
+    If the connection is terminated during a statement, the statement raises an error of TRY_AGAIN.
     """
 
     #: None: the connection is not watched.

@@ -1,4 +1,5 @@
-"""Reads which workers can run a step: those that serve its queue, and those that have its handler.
+"""Reads which workers serve a step's queue, and which workers have its handler. A worker that can run the step has
+both.
 
 The API and the worker call this to explain why a task waits.
 """
@@ -88,8 +89,8 @@ GROUP BY name.pipeline
 
 async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: Collection[str]) -> dict[str, str]:
     """By pipeline: one of its handlers (`pipeline.step`) that a registered worker of the queue has. Pipelines without
-    such a handler are absent. Draining workers are left out. Workers count whether or not presence is on
-    (`LEASEHOLD_PRESENCE`), and a dead worker counts until its row is deleted.
+    such a handler are absent. Draining workers are left out. This function does not check whether a worker lives (see
+    `LEASEHOLD_PRESENCE`), so a dead worker counts until its row is deleted.
     """
     rows = await connection.fetch(_OF_PIPELINES, queue, list(pipelines)) if pipelines else ()
     return {row["pipeline"]: row["handler"] for row in rows}

@@ -2,13 +2,13 @@
 housekeeping calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
-has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables.
+has the rows of both tables. A single statement moves an event, so an event is always in exactly one of the two tables.
 
-The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. An
-update of the task's row may remove the values from which the view derives an event. Then a trigger writes the event,
-with the time at which it happened. The trigger writes an event that is older than a day into `kept_event` (migration
-0047). In `event`, this event could be lost. The reason: housekeeping may already have moved the other events of that
-day, and would drop this event with the day.
+The view also derives events from rows of `job` and `task` (migration 0044). No table stores these events, and they last
+as long as the job. An update of the task's row may remove the values from which the view derives an event. Then a
+trigger writes the event, with the time at which it happened. If the event is older than a day, the trigger writes it
+into `kept_event` (migration 0047). In `event`, this event could be lost. The reason: housekeeping may already have
+moved the other events of that day, and would drop this event with the day.
 """
 
 from __future__ import annotations
@@ -81,11 +81,12 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
     """Make the partitions of today and of `days_ahead` more days. If the oldest partition's day is older than
     `days_kept` days, or than _MOST_DAYS + 1 days, drop the partition. Before the drop, move the events of jobs that
-    still exist to `kept_event`. While another session reads the table `event`, no day is made or dropped: a later call
-    does both. Returns whether there is another day to drop.
+    still exist to `kept_event`. While another session reads the table `event`, no day is made or dropped, and a later
+    call does both. Returns whether there is another day to drop.
 
-    A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
-    drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
+    A day without a partition is no error, because PostgreSQL puts its events into the default partition. SQL functions
+    make and drop the partitions with the rights of the role that migrates, because this process's role may not own the
+    schema.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
@@ -119,8 +120,8 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
-    """Empty the default partition of events before `end`: move those of jobs that still exist, and delete the others.
-    An event of an existing job that is written meanwhile stays until the next call.
+    """Remove the events before `end` from the default partition. Move the events of jobs that still exist, and delete
+    the others. An event of an existing job that is written meanwhile stays until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
     await _for_all_jobs(connection, FORGET, end)
@@ -132,8 +133,8 @@ async def _move_events(connection: Connection, start: datetime, end: datetime) -
 
 
 async def _for_all_jobs(connection: Connection, statement: str, *times: datetime) -> None:
-    """Run KEEP or FORGET until it finds no further job. Each statement commits by itself: if the process dies, the next
-    call does the rest.
+    """Run KEEP or FORGET until it finds no further job. Each statement commits by itself. So if the process dies, the
+    next call does the rest.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:

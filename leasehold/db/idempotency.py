@@ -4,7 +4,7 @@ What `reserve` returns or raises, and what the API then does:
 - Reservation: this is the first request. Do the work, and call `store` in the work's own transaction. If the work
   failed, call `release`.
 - StoredAnswer: this is a repetition. Return the stored answer.
-- Invalid: the key came before with another request. Conflict: the first request is still running.
+- Invalid: another request has used the key. Conflict: the first request is still running.
 
 A process that dies, or loses the database, cannot release its key. So a reservation lapses by itself, after IN_FLIGHT.
 If the request calls `hold` in its transaction, its reservation lapses earlier. It lapses when that transaction has
@@ -79,8 +79,8 @@ WHERE idempotency.expires_at <= clock_timestamp()
 RETURNING locked_until
 """
 
-# $1 tenant, $2 key, $3 request hash, $4 KEEP. `age` is computed from `expires_at`, which is KEEP after the API stored
-# the answer.
+# $1 tenant, $2 key, $3 request hash, $4 KEEP. `age` is computed from `expires_at`, which is the time at which the API
+# stored the answer, plus KEEP.
 READ = """
 -- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
@@ -108,7 +108,7 @@ DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 
 def fingerprint(*parts: bytes) -> bytes:
     """A hash of a request's parts: the operation and its body. Requests with the same hash count as the same.
 
-    The length of each part is hashed too: otherwise ("ab", "c") and ("a", "bc") would have the same hash.
+    The length of each part is hashed, too, because otherwise ("ab", "c") and ("a", "bc") would have the same hash.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -175,7 +175,7 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 async def store(
     connection: Connection, reservation: Reservation, status_code: int, body: bytes, keep: timedelta = KEEP
 ) -> None:
-    """Store the answer for the time `keep`. Raises Conflict if another request has taken over the reservation: then
+    """Store the answer for the time `keep`. Raises Conflict if another request has taken over the reservation. Then
     roll back the work.
     """
     reservation_key = (reservation.tenant_id, reservation.key, reservation.locked_until)

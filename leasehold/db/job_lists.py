@@ -167,7 +167,7 @@ class Listing:
 
     @property
     def job_id(self) -> UUID | None:
-        """The job's id that the filter names, or None."""
+        """The job id in the filter, or None."""
         return next((job_id for text in self._filter.texts if (job_id := self._id_of(text)) is not None), None)
 
     def with_ids_as_texts(self) -> Listing:
@@ -209,7 +209,9 @@ class Listing:
         )
 
     def count(self) -> Statement:
-        """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: the walk ended before the last job."""
+        """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: the walk reached its limit, so older jobs
+        were not counted.
+        """
         return Statement(
             "-- job_count\nSELECT count(*) FILTER (WHERE NOT ended) AS n, coalesce(bool_or(ended), false) AS ended"
             f" FROM (SELECT walk.walked > {self.max_walked} AS ended FROM {self._walk()}{self._in_queue}"
@@ -312,8 +314,8 @@ class Listing:
         return self._driver_by_status() or self._driver_by_kind()
 
     def _driver_by_status(self) -> str | None:
-        """SQL: the jobs of a small partial index that has all jobs with the filter's status. None: there is no such
-        index.
+        """SQL: the jobs of a small partial index that has all jobs with the filter's status. A bulk operation that acts
+        only on unfinished jobs uses the index of unfinished jobs. None: there is no such index.
         """
         status, pipelines = self._filter.status, self._pipelines()
         if status in _ERROR_STATUSES:
@@ -428,7 +430,7 @@ class Listing:
         return " AND ".join(conditions + self._conditions_on_other_rows())
 
     def _conditions_of_bound(self, bound: Bound, at: str) -> list[str]:
-        """Conditions: the job is one on which the bulk operation may act. `at`: SQL for the instant `bound.at`."""
+        """The conditions for a job on which the bulk operation may act. `at`: SQL for the instant `bound.at`."""
         conditions_by_state = {
             # leaves out a job that was retried after the operation's submission, and then failed again
             "failed": [f"j.finished_at <= {at}"],
@@ -485,9 +487,10 @@ _IS_JOB = """
 SELECT EXISTS (SELECT 1 FROM job WHERE id = $1 AND ($2::text IS NULL OR tenant_id = $2))
 """
 
-# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The condition
-# of a search (`_conditions_on_other_rows`) joins a run's pipeline and template with a space, and the two are the same
-# name. So this statement searches in "name name": the text may match across the space.
+# The names of a tenant's pipelines, and whether each name contains the text. The recursion finds each name by one probe
+# of an index. The condition of a search (`_conditions_on_other_rows`) joins a run's pipeline and its template, which
+# have the same name, with a space. So this statement searches in "name name", because the text may match across the
+# space.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (
@@ -539,7 +542,7 @@ async def page_of_times(connection: Connection, listing: Listing, limit: int) ->
 def _page_of(listing: Listing, fetched_rows: Sequence[Row], limit: int) -> Page:
     """The page of the fetched rows, of which there may be `limit` + 1."""
     rows, ended_at = _rows_and_end(listing, fetched_rows)
-    # A full page needs no `ended_at`: the next page continues after its last job.
+    # A full page needs no `ended_at`, because the next page continues after the last job of this page.
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)
@@ -567,8 +570,8 @@ class WalkPart:
 
 
 async def next_walk_part(connection: Connection, listing: Listing, limit: int) -> WalkPart:
-    """The next part of the walk, with at most `limit` jobs. A part may have no jobs although another part follows: then
-    none of the next `max_walked` jobs matched.
+    """The next part of the walk, with at most `limit` jobs. A part may have no jobs although another part follows. This
+    happens if none of the next `max_walked` jobs matched.
     """
     listing = await narrowed_to_text(connection, listing)
     rows, ended_at = _rows_and_end(
@@ -598,7 +601,7 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
 
 
 async def with_literals(connection: Connection, statement: Statement) -> str:
-    """The statement with its values in it, quoted by PostgreSQL: EXPLAIN takes no parameters."""
+    """The statement with its values in it, quoted by PostgreSQL, because EXPLAIN takes no parameters."""
     quoted_values = await literals(connection, statement)
     return re.sub(r"\$(\d+)", lambda number: quoted_values[int(number[1]) - 1], statement.text)
 

@@ -2,7 +2,7 @@
 tasks), and dead letters. Each read is one statement.
 
 Every query has the tenant as a parameter. Some functions also accept None (`tenant_id: str | None`), for an operator of
-the installation: the query then reads the jobs of all tenants.
+the installation. Then the query reads the jobs of all tenants.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
 #: SQL condition: the job `j` with its run `r` is no bulk operation, or acts only on jobs of its own tenant. An
-#: operator's bulk operation may act on jobs of other tenants. Its errors are then about these jobs, so only operators
-#: may see it.
+#: operator's bulk operation may act on jobs of other tenants. The errors of such an operation are about these jobs, so
+#: only operators may see the operation.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
 # `contained`: a workflow has started the step. Contained steps and their outputs are chosen last. So the answer always
@@ -210,7 +210,8 @@ async def dead_letters_page(
     limit: int,
 ) -> tuple[Sequence[Row], tuple[datetime, UUID] | None]:
     """As `dead_letters`, but also return the `before` of the next page; None: this is the last page. A page may have
-    fewer letters than `limit` although another page follows: then its search ended after MAX_SEARCHED failed steps.
+    fewer letters than `limit` although another page follows. This happens if its search ended after MAX_SEARCHED failed
+    steps.
     """
     max_searched = MAX_SEARCHED
     async with in_index_order(connection):
@@ -227,7 +228,7 @@ async def dead_letters_page(
     search_end = next((row for row in rows if row["walked"] > max_searched), None)
     if search_end is None:
         return letters, None
-    # This step was not checked: the next page begins with it.
+    # This step was not checked, so the next page begins with it.
     return letters, (search_end["at"], UUID(int=search_end["task_id"].int + 1))
 
 
@@ -346,17 +347,18 @@ async def why_waiting(
 ) -> Sequence[Row]:
     """The facts that decide whether a worker can claim a step, for at most `at_most` unfinished steps that are not
     blocked. `handler`: the `pipeline.step` of the code that does the step. `later`: the step is not due yet. `lapsed`:
-    its lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the tasks of its
-    queue that are as urgent or more urgent, and have been due for longer; "at least" this many if `ahead` equals the
-    row's `ahead_bound`. The parameter `max_ahead`: all steps together count about this many tasks.
+    the step's lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the number
+    of tasks in the step's queue that are at least as urgent as the step, and have been due for longer. If `ahead`
+    equals the row's `ahead_bound`, there may be more such tasks. The parameter `max_ahead`: all steps together count
+    about this many tasks.
     """
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, max_ahead)
 
 
 # The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
-# have admitted a million jobs, and a million may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit,
-# and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the
-# instant before which no limit admits the job.
+# have admitted a million jobs, and a million jobs may wait at it. So PostgreSQL reads at most $4 admitted jobs of a
+# limit, and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`:
+# the instant before which no limit admits the job.
 _WHY_HELD = f"""
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
@@ -389,6 +391,6 @@ async def why_held(
     in the last minute. PostgreSQL reads at most `most_admitted` jobs of a limit for these two counts. `cut`: the limit
     has that many jobs or more, so the two counts mean "at least". `ahead`: waiting jobs of the same tenant that come
     before this job in the order of admission, and whose start time has come. PostgreSQL reads at most `max_ahead`
-    waiting jobs. `starts_at`: the start time of this job; None: that time has come.
+    waiting jobs. `starts_at`: the start time of this job, before which no limit admits it; None: this time has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

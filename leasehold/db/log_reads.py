@@ -1,5 +1,5 @@
-"""Reads the log lines of a job's attempts, and the chunks of the stream that they emitted, for the API and the console.
-Each read is one statement.
+"""Reads the log lines of a job's attempts, and the chunks of the streams that the attempts emitted, for the API and the
+console. Each read is one statement.
 
 Every query names the tenant. Exception: `log_numbers` and `stream_numbers`. Their callers have already found each job
 through its tenant.
@@ -17,7 +17,7 @@ import asyncpg
 
 from leasehold.db.database import Connection
 
-#: `log_numbers` and `stream_numbers` return this number for a job that has ended: no line or chunk follows.
+#: `log_numbers` and `stream_numbers` return this number for a job that has ended, because no line or chunk follows.
 ENDED = 2**62
 
 # A row of job_log holds `n` lines as a JSON array. `last`: the number of the row's last line in its job. `before`: the
@@ -41,7 +41,7 @@ FROM job j LEFT JOIN tail ON tail.job_id = j.id WHERE j.id = ANY($1::uuid[])
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The step and the attempt whose lines or chunks are read. `attempt`: counted from 1. None: any."""
+    """The step and the attempt whose lines or chunks are read; None: any. `attempt`: its number, counted from 1."""
 
     step: str | None = None
     attempt: int | None = None

@@ -33,7 +33,7 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2 AND j.par
 """
 
 # `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
-# jobs of other tenants. $4: whether the page has these operations, too.
+# jobs of other tenants. $4: whether the page also has such operations.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j

@@ -124,8 +124,8 @@ ORDER BY xact_start LIMIT 1
 
 async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | None:
     """The oldest transaction in this database that has a snapshot or has written, if it has been open for more than
-    `max_age`: its `pid`, `application` and `age`. As long as it is open, vacuum cannot remove rows that died after its
-    snapshot. PostgreSQL shows the transactions of other roles only to members of pg_read_all_stats.
+    `max_age`: its `pid`, `application` and `age`. As long as this transaction is open, vacuum cannot remove rows that
+    died after its snapshot. PostgreSQL shows the transactions of other roles only to members of pg_read_all_stats.
     """
     return await connection.fetchrow(_HELD_SNAPSHOT, max_age)
 
@@ -133,8 +133,8 @@ async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | Non
 #: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
-# The bounds of a limit (a row of the table `gate`), and the counts of its jobs: admitted (`inside`), and waiting. A
-# limit of the tenant `*` holds for all tenants together.
+# The bounds of a limit (a row of the table `gate`), and the numbers of jobs that it has admitted (`inside`), and that
+# wait at it (`waiting`). A limit of the tenant `*` holds for all tenants together.
 _LIMIT_COLUMNS = f"""gate.at_most, gate.per_minute,
     (SELECT count(*) FROM (SELECT 1 FROM gate_job g WHERE g.tenant_id = gate.tenant_id AND g.key = gate.key
         AND g.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
@@ -196,6 +196,7 @@ async def jobs_at_limit(
     connection: Connection, tenant_id: str, key: str, count: int, *, admitted: bool
 ) -> Sequence[Row]:
     """For operators: at most `count` jobs at the limit. `admitted`: the jobs that the limit has admitted; otherwise the
-    jobs that wait at it. They are sorted by tenant, and then in the order in which the limit admits a tenant's jobs.
+    jobs that wait at it. The jobs are sorted by tenant, and for each tenant in the order in which the limit admits
+    them.
     """
     return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, count)

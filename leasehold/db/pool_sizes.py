@@ -1,5 +1,5 @@
 """Computes the sizes of the pools of PostgreSQL connections. A process has at most `database_pool_size` connections to
-the primary; some of these are dedicated to one use, and the pool has the rest.
+the primary. Some of these are dedicated to one use each, and the pool has the rest.
 
 | process | dedicated connections | the pool |
 |---|---|---|
@@ -44,7 +44,7 @@ def _dedicated_of_broker(settings: Settings) -> int:
 
 
 def pool_of_replica(settings: Settings) -> int:
-    """The size of an API process's pool to the standby. It comes on top of the connections to the primary."""
+    """The size of an API process's pool to the standby. These connections come on top of those to the primary."""
     return pool_of_api(settings)
 
 

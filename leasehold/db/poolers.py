@@ -3,7 +3,7 @@ this when they start.
 
 In a pooler's transaction mode, each transaction may run on another session of the server. Advisory locks and LISTEN
 then fail, because they belong to a session. Prepared statements fail, too, unless the pooler keeps them for its
-clients. In such a case the process refuses to start, and the error names the setting to change.
+clients. If the process needs something that fails, it refuses to start, and the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DROPPED_SETTINGS_SQL = """
 SELECT expected.name, expected.value FROM unnest($1::text[], $2::text[]) AS expected(name, value)
 WHERE current_setting(expected.name) <> expected.value
 """
-#: How often `_shares_sessions` tries to get two sessions for two transactions of one client.
+#: How many times `_shares_sessions` tries to get two sessions for two transactions of one client.
 _TRIES = 3
 
 
@@ -122,8 +122,8 @@ async def _shares_sessions(connection: Connection, other_connection: Connection)
 
 
 async def _lacks_marker(connection: Connection, marker: str) -> bool:
-    """Whether the session that the pooler lends now lacks the marker. The statement answers by an error and not by a
-    row, because asyncpg prepares each statement that returns rows.
+    """Whether the session that the pooler lends now lacks the marker. The statement answers with an error, and not with
+    a row, because asyncpg prepares each statement that returns rows.
     """
     try:
         await connection.execute(

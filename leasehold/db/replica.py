@@ -6,8 +6,8 @@ So a read is at most as old as the newest note that the standby has reached. For
 own clock. The bound also holds while the primary is idle, and while replication stands still. The standby may reach a
 note about a second late, because the length includes records that the primary has not written to its disk yet.
 
-Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
-that is not a standby.
+Nobody can write through these connections, because PostgreSQL refuses writes on a standby, and this module refuses a
+server that is not a standby.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ FROM pg_control_system()
 
 
 class _LogPosition(NamedTuple):
-    """How far a server is in the WAL: the answer to one of the statements above."""
+    """How far a server is in the WAL, as one of the two statements above returns it."""
 
     position: int | None
     system_identifier: int
@@ -111,7 +111,7 @@ STANDBY_FAILED: tuple[type[BaseException], ...] = (ReplicaUnusable, *TRY_AGAIN)
 
 
 class Replica:
-    """A standby. `pool` leads to it (`make_pool(..., replica=True)`), and `primary` to the primary."""
+    """A standby. `pool` leads to the standby (`make_pool(..., replica=True)`), and `primary` leads to the primary."""
 
     def __init__(self, settings: Settings, pool: Pool, primary: Pool) -> None:
         self._pool, self._primary = pool, primary
@@ -140,8 +140,8 @@ class Replica:
     async def note(self) -> None:
         """Compare the standby with the primary. A maintenance loop of the process calls this every NOTE_SECONDS.
 
-        Raises an error of TRY_AGAIN if the primary does not answer. If the standby does not answer, raises nothing:
-        reads then go to the primary.
+        Raises an error of TRY_AGAIN if the primary does not answer. If only the standby does not answer, raises
+        nothing, and reads go to the primary.
         """
         standby, problem = None, ""
         try:
@@ -204,7 +204,7 @@ class Replica:
                 raise
 
     def _remember(self, now: float, length: int) -> None:
-        """Add a note, and drop the notes that are too old for any read. `length`: of the primary's WAL."""
+        """Add a note, and drop the notes that are too old for any read. `length`: the length of the primary's WAL."""
         if self._notes and length < self._notes[-1][1]:
             self._notes.clear()  # a new primary, which lacks the end of the old primary's WAL
         self._notes.append((now, length))

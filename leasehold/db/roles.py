@@ -34,7 +34,7 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the connection's role owns. A repetition changes nothing.
-    The schema may be at an older revision: missing tables and functions are left out.
+    The schema may be at an older revision, so missing tables and functions are left out.
 
     Exceptions: `role` may only read views and Alembic's table, and may only read and add rows of the audit.
 

@@ -81,8 +81,8 @@ async def find_run(connection: Connection, tenant_id: str, run_id: UUID, after_s
     return await connection.fetchrow(FIND, run_id, tenant_id, after_step)
 
 
-#: By status: a condition that every job with this status meets. With the condition, PostgreSQL can use the small
-#: partial index of that status. No partial index has the succeeded jobs.
+#: By status: a condition that every job with this status meets. With this condition in the statement, PostgreSQL can
+#: use the small partial index of that status. Succeeded jobs have no partial index, so they have no condition.
 _CONDITION_OF_STATUS = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
@@ -107,7 +107,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
     status_condition = ""
-    if status is not None:  # conditions on the tenant and the id of `j`, too, because the index is one of `job`
+    if status is not None:  # also conditions on the columns of `j`, because the index belongs to `job`
         status_condition = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"

@@ -45,8 +45,8 @@ progress = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
-#: The parts of steps that fanned out: one task for each item, with the value that the task handles. Also the steps that
-#: a workflow has started, with their arguments.
+#: The parts of steps that fanned out: for each part, its task and the item that it handles (`value`). Also the steps
+#: that a workflow has started, with their arguments (`value`).
 item = Table(
     "item",
     metadata,
@@ -223,7 +223,7 @@ webhook = Table(
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("disabled_because", Text),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("disabled_at", _INSTANT),  # when it was disabled last; kept when it is enabled again
+    Column("disabled_at", _INSTANT),  # when the webhook was last disabled; kept when it is enabled again
     Index("webhook_tenant", "tenant_id"),
 )
 
@@ -241,7 +241,8 @@ rate_bucket = Table(
     "rate_bucket",
     metadata,
     Column("key", Text, primary_key=True),
-    # When the bucket is full again (GCRA: the theoretical arrival time). An instant in the past: it is full now.
+    # When the bucket is full again (GCRA: the theoretical arrival time). If this instant is in the past, the bucket is
+    # full now.
     Column("full_at", _INSTANT, nullable=False),
     Index("rate_bucket_full_at", "full_at"),
 )

@@ -2,7 +2,7 @@
 self-check.
 
 Here a schema is a set of tables with its own revisions, not a namespace of PostgreSQL. A database has the platform's
-schema, and a schema for each kind of work that has its own tables. For each schema, a table of its own stores the
+schema, and a schema for each kind of work that has its own tables. Each schema has a table of its own that stores the
 current revision. The revisions are parsed from their files, because importing alembic would cost every API process ten
 megabytes.
 """

@@ -25,16 +25,17 @@ from leasehold.urls import DatabaseUrl
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
-#: While a pool is on the wrong server, it replaces its connections each time that this many seconds have passed.
-#: Meanwhile its connections serve reads.
+#: While a pool is on the wrong server, it replaces its connections at most once in this many seconds. In between, its
+#: connections serve reads.
 _REPLACE_SECONDS = 1.0
 #: PostgreSQL 14 and later report these settings to the client, at the start of a session and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
+#: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first. Otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], Host] = {}
-#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late: it did not answer
-#: in its time. The number goes back to zero when a call finds a server that does what the caller needs.
+#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late, which means that
+#: it did not answer in its time. The number goes back to zero when a call finds a server that does what the caller
+#: needs.
 _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 #: `open_connection` doubles `host_timeout` at most this many times.
 _MOST_DOUBLINGS = 10
@@ -224,7 +225,7 @@ async def _connect(
 
 
 def _hosts_of(url: DatabaseUrl) -> Sequence[Host]:
-    """The hosts of the URL. If it names none: the host that asyncpg finds in the environment."""
+    """The hosts of the URL. If the URL names none, this is the host that asyncpg finds in the environment."""
     return url.hosts or ((None, None),)
 
 
@@ -249,8 +250,8 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
 
 
 def check_takes_writes(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> None:
-    """Raises asyncpg.ReadOnlySQLTransactionError, one of TRY_AGAIN, if `only_reads`. A standby answers reads, but it
-    may lack the newest rows. So code that acts on the rows that it reads must not read from a standby.
+    """Raises asyncpg.ReadOnlySQLTransactionError (an error of TRY_AGAIN) if the server only reads. A standby answers
+    reads, but it may lack the newest rows. So code that acts on the rows that it reads must not read from a standby.
     """
     if only_reads(connection):
         raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")

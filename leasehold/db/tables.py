@@ -1,7 +1,7 @@
 """Declares the tables of jobs, tasks and the platform itself. The other files `*_tables.py` add their tables to the
-same metadata. A job that executes a template is a run: it also has a row in the table `run` of run_tables.py.
+same metadata. A job that executes a template is a run, which also has a row in the table `run` (run_tables.py).
 
-A change here needs a migration. `task` is the table with the most updates: it is narrow, has fillfactor 50, and is
+A change here needs a migration. `task` is the table with the most updates, so it is narrow, has fillfactor 50, and is
 vacuumed early. **None of its indexes contains a column that a heartbeat changes** (`lease_until`), because lease
 renewals must stay heap-only updates.
 
@@ -94,7 +94,7 @@ job = Table(
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
     # The job waits at its concurrency limits (transitions/concurrency).
     Column("held", Boolean, nullable=False, server_default="false"),
-    # The job has concurrency limits: its end may admit other jobs.
+    # The job has concurrency limits, so its end may let them admit other jobs.
     Column("gated", Boolean, nullable=False, server_default="false"),
     # When the job ends, the platform must notify the tenant's webhooks, or start the run that follows the job.
     Column("notify", Boolean, nullable=False, server_default="false"),
@@ -179,7 +179,7 @@ job_callback = Table(
     Column("delivery_id", Uuid),
 )
 
-#: Deleted and expired jobs, for a while: the API answers requests for them with 410, not 404.
+#: Deleted and expired jobs. While a job has a row here, the API answers requests for it with 410, not 404.
 tombstone = Table(
     "tombstone",
     metadata,
@@ -216,7 +216,7 @@ task = Table(
     Column("position", SmallInteger, nullable=False),  # of the step in the job
     Column("queue", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
-    Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
+    Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this task
     Column("max_attempts", SmallInteger, nullable=False),
     # For how many unfinished steps or parts the task waits. The concurrency limits of a held job count as one step.
     Column("waiting_on", SmallInteger, nullable=False, server_default="0"),
@@ -239,16 +239,17 @@ task = Table(
     # is a count, not a time: the workflow's wait ends when `news` reaches it. NULL: no count ends the wait.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
-    # A workflow started the step. If the step fails for good, the job goes on: the workflow decides what follows.
+    # A workflow started the step. If the step fails for good, the job goes on, because the workflow decides what
+    # follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
     # The workflow's code has made a call (of a step, for example), which is in the journal. Then a cancel of the job
-    # does not end the task immediately: the code first gets the cancel, and can undo its work.
+    # does not end the task immediately, because the code must first get the cancel, so that it can undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
     # Set only for a task that is the `single_task` of its job. The view `history` computes two of the task's events
     # from these columns.
     Column("claim_seq", Integer),  # the number (`seq`) of the event of its first claim
     Column("done_seq", Integer),  # the number of the event of its completion by that claim
-    Column("claimed_by", Uuid),  # the worker of that claim, once the column `lease_owner` no longer has it
+    Column("claimed_by", Uuid),  # the worker of that claim, once `lease_owner` no longer names it
     # A job has one row for each step, however often a submission or a retry is repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_in("status", TaskState), name="status_known"),
@@ -270,7 +271,8 @@ task = Table(
         "available_at",
         postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
     ),
-    # For the sweeper, which looks for expired leases: running tasks only. The index has no lease_until (see the head).
+    # For the sweeper, which looks for expired leases among the running tasks. The index has no lease_until (see the
+    # head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
     # Half of each page stays free, as in `job`. A claim's new version of a row then mostly fits into the same page, and
@@ -323,9 +325,9 @@ unknown_task = Table(
     "unknown_task",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("epoch", Integer, nullable=False),  # of the task, when a worker without its code put it off
+    Column("epoch", Integer, nullable=False),  # the task's epoch when a worker without its code put it off
     Column("queue", Text, nullable=False),
-    # The `pipeline.step` of its code. `a.b, c.d`: the task needs the code of both (domain/missing_code.py).
+    # The name `pipeline.step` of the task's code. `a.b, c.d`: the task needs the code of both (domain/missing_code.py).
     Column("handler", Text, nullable=False),
     Index("unknown_task_handler", "handler", "queue"),
 )
@@ -431,7 +433,7 @@ outbox_batch = Table(
 worker = Table(
     "worker",
     metadata,
-    # A new id for each start of the process: with a reused id, the tasks of the previous process would seem to run.
+    # A new id for each start of the process. With a reused id, the tasks of the previous process would seem to run.
     Column("id", Uuid, primary_key=True),
     # The number of the worker's advisory lock (its presence). `present`: whether it held the lock at its last report.
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
@@ -499,8 +501,8 @@ api_key = Table(
     Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: `prefix`
 )
 
-#: A person's decision about a failed step whose outcome the platform could not know: one row for each failure. An
-#: order is what the step requested from another system, for example from a provider.
+#: The decisions of people about failed steps whose outcome the platform could not know. Each such failure has one row.
+#: An order is what the step requested from another system, for example from a provider.
 settlement = Table(
     "settlement",
     metadata,
@@ -508,7 +510,7 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    # adopt: the order at the provider is this step's; again: order again; give_up: the job stays failed
+    # adopt: an order that exists at the provider becomes this step's; again: order again; give_up: the job stays failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id in that system
@@ -517,7 +519,7 @@ settlement = Table(
     PrimaryKeyConstraint("task_id", "epoch"),
     CheckConstraint("action IN ('adopt', 'again', 'give_up')", name="action_known"),
     Index("settlement_job", "job_id"),
-    # an order belongs to one job
+    # so that an order belongs to one job only
     Index("settlement_adopted", "tenant_id", "system", "ref", unique=True, postgresql_where=text("ref IS NOT NULL")),
 )
 

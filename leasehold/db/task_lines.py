@@ -11,12 +11,12 @@ _WAITS = "t.status IN ('pending', 'retry', 'waiting')"
 def lines_of_all_queues(most: str) -> str:
     """SQL: CTEs of a WITH RECURSIVE. The last one, `line(queue, priority, tenant_id)`, has each line that has a task,
     in the first _MAX_QUEUES queues by name. The CTEs jump through the index task_runnable from queue to queue and from
-    line to line, so they read only the first task of each. `most`: the statement's parameter with the most lines, for
-    example `$1`.
+    line to line, so they read only the first task of each. `most`: the statement's parameter that has the largest
+    number of lines, for example `$1`.
 
-    If there are more lines than `most`, `line` has those of the platform's own queues first: one line of each queue,
-    then a second of each, and so on. So a queue with many tenants hides no other queue. What is left of `most` goes to
-    the queues of external workers (`ext:`) in the same way.
+    If there are more lines than `most`, `line` has first the lines of the platform's own queues: one line of each
+    queue, then a second line of each queue, and so on. So a queue with many tenants hides no other queue. What is left
+    of `most` goes to the queues of external workers (`ext:`) in the same way.
     """
     return f"""
 queue_name(queue, nth) AS (

@@ -52,8 +52,8 @@ _UNKNOWN_ORDERS = f"""searched_job
 
 # Jobs whose order a person must settle. $1 tenant, $2 the last job of the previous page, $3 to $5 as above, $6 the most
 # rows. `searched_job`: if one of the searches finds $7 jobs, it ends early, at the oldest of them. `search_end`: the
-# newest job at which a search ended early. This page has no job that is older than `search_end`: such jobs are on a
-# later page.
+# newest job at which a search ended early. This page has no job that is older than `search_end`, because such jobs are
+# on a later page.
 _ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
@@ -128,9 +128,9 @@ SELECT search_end.id AS searched_to, silent_step.* FROM search_end LEFT JOIN LAT
 ORDER BY silent_step.job_id DESC, silent_step.position, silent_step.task_id
 """
 
-# Runs whose workflow waits for a signal: its journal (a row for each call of the workflow) has an open wait. $1: the
-# tenant. $2: the last run of the previous page. $3: the most rows. $4: the most jobs that are searched. `search_end`:
-# the job at which the search ended early.
+# Runs whose workflow waits for a signal. This means that its journal (a row for each call of the workflow) has an open
+# wait. $1: the tenant. $2: the last run of the previous page. $3: the most rows. $4: the most jobs that are searched.
+# `search_end`: the job at which the search ended early.
 _WAITING = """
 -- unsettled_approvals
 WITH searched_job AS MATERIALIZED (
@@ -176,7 +176,7 @@ async def orders(
     """Ended jobs whose order has an unknown outcome, newest first. `ordering`: the steps that order, each by its
     pipeline, its name and the member of its note that records the order. There must be at least one step. A page
     searches at most `max_searched` jobs with an error in each pipeline, and at most `max_searched` cancelled jobs. The
-    second value is the last job that the page covers: the next page continues there. None: this is the last page.
+    second value is the last job that the page covers, and the `before` of the next page. None: this is the last page.
     """
     pipelines, steps, intents = zip(*ordering, strict=True)
     rows = await connection.fetch(

@@ -16,8 +16,8 @@ upload = Table(
     Column("tenant_id", Text, nullable=False),
     Column("open", Boolean, nullable=False),  # the upload is unfinished
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
-    # What the tenant's quota counts. At first the declared size; without one, the largest possible. Later the size of
-    # the object that housekeeping found.
+    # What the tenant's quota counts. At first this is the declared size or, without a declared size, the largest
+    # possible size. Later it is the size of the object that housekeeping found.
     Column("bytes", BigInteger, nullable=False),
     # the largest size that is allowed: housekeeping deletes a larger object; -1: housekeeping deletes any object
     Column("most", BigInteger, nullable=False),

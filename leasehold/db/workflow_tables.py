@@ -35,7 +35,7 @@ journal = Table(
     "journal",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
-    # '' for the workflow's function itself; each branch of a gather (calls at the same time) has its own name
+    # empty for the workflow's function itself; each branch of a gather (calls at the same time) has its own name
     Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
     # run: starts a task of this job; start: starts another job; result: waits for another job; sleep: waits for a time;
@@ -61,7 +61,7 @@ journal = Table(
     CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out', 'cancelled')", name="state_known"),
     # Finds the calls with which workflows started another job (`child_id`), or wait for its end.
     Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
-    # Finds the waits of a workflow for signals: an arriving signal ends a wait for its name.
+    # Finds the waits of a workflow for signals, because an arriving signal ends a wait for its name.
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 

@@ -1,7 +1,7 @@
 """Builds and drops indexes in revisions (migrations), while others write. A build that died is detected and repeated.
 
-A `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
-and no query uses it, so the next try must drop it first.
+A `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every
+write, but no query uses it. So the next try must drop the index first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def build_index(
     """Build the index while others write to `table`. A valid index of this name is kept, and an invalid one is dropped
     first. So a revision that was interrupted can run again.
 
-    The statements before this call in the revision are committed first: they must be safe to repeat (`if_not_exists`).
+    The statements before this call in the revision are committed first, so they must be safe to repeat
+    (`if_not_exists`).
     """
     is_valid = _is_valid(name)
     with op.get_context().autocommit_block():

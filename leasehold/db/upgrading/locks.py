@@ -30,7 +30,7 @@ MODES = (
 )
 #: What a statement does with a table, from the least to the most.
 _WORK = ("", "scan", "rewrite")
-#: Functions whose value differs from row to row: a column with such a default makes PostgreSQL rewrite the table.
+#: Functions whose value differs from row to row. PostgreSQL rewrites the table for a new column with such a default.
 _VOLATILE = (
     "clock_timestamp",
     "gen_random_uuid",
@@ -88,7 +88,7 @@ class ForeignKey:
 @dataclass
 class SchemaTables:
     """The tables of the database, as far as the rules need them. Call `apply` with each statement of the revisions, in
-    their order: it returns the effect of the statement, and updates this object.
+    their order. `apply` returns the effect of the statement, and updates this object.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `foreign_keys`:
     those that the database had before the revisions. `new_tables`: the tables that this revision has made, which nobody
@@ -155,8 +155,8 @@ def _locks_of_references(text: str) -> list[Lock]:
 
 
 def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
-    """The locks on the tables to which the dropped foreign keys of `table` refer: PostgreSQL also drops triggers of
-    these tables. `name`: the dropped constraint or column; None: the table itself is dropped.
+    """The locks on the tables to which the dropped foreign keys of `table` refer. PostgreSQL takes them, because it
+    also drops triggers of these tables. `name`: the dropped constraint or column; None: the table itself is dropped.
     """
     return [
         Lock(key.other, _ACCESS_EXCLUSIVE)
@@ -202,8 +202,8 @@ def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effe
     table, actions = match.groups()
     effects = [_effect_of_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
     replaced_constraints = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
-    # If a constraint replaces another of the same name, no rule can tell whether the new one refuses more rows. Then
-    # `narrows` is empty, and the revision's docstring must say what the statement narrows.
+    # If a constraint replaces another of the same name, no rule can decide whether the new constraint refuses more
+    # rows. Then `narrows` is empty, and the revision's docstring must say what the statement narrows.
     narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced_constraints)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))
@@ -324,7 +324,7 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
             rf"CREATE (UNIQUE )?INDEX (CONCURRENTLY )?(?:IF NOT EXISTS )?{_NAME} ON {_NAME}",
             _create_index,
         ),
-        # A DROP of several objects, or with CASCADE: no rule finds all the tables that it locks.
+        # No rule finds all the tables that are locked by a DROP of several objects, or by a statement with CASCADE.
         (r"(?:DROP|ALTER TABLE) .* CASCADE\b|DROP [^(]*,", _unknown),
         (rf"DROP INDEX (CONCURRENTLY )?(?:IF EXISTS )?{_NAME}", _drop_index),
         (rf"ALTER TABLE (?:IF EXISTS )?{_NAME} (.+)", _alter_table),

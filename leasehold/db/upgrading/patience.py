@@ -22,10 +22,10 @@ from leasehold.runtime.gather import cancel_and_wait
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
 
-#: A lock was not free: the revision is tried again.
+#: After one of these errors, a lock was not free, and the revision is tried again.
 _LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-#: Seconds between two tries: at first, and at most. Each try doubles the pause.
+#: Seconds between two tries: the first pause, and the longest. Each try doubles the pause.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0
 #: How many times `_watch_blockers` looks for the holders of locks while one statement waits.
 _SAMPLES = 5
@@ -57,8 +57,8 @@ class Patience:
     @property
     def session(self) -> dict[str, str]:
         """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
-        a program that died. Without it, an index build of that program would go on, and the next migration would wait.
-        lock_timeout is at least 1 ms, because with 0 statements would wait without end.
+        a program that died. Without this setting, an index build of that program would go on, and the next migration
+        would wait for it. lock_timeout is at least 1 ms, because with 0 statements would wait without end.
         """
         return {
             "application_name": "leasehold migrate",
@@ -68,8 +68,9 @@ class Patience:
 
 
 class Progress:
-    """Records the applied revisions: alembic calls the object after each. `applied`: the number of revisions. `before`:
-    the schema's revision before the first of them; None: the schema was empty. `after`: the newest of them.
+    """Records the applied revisions. Alembic calls the object after each revision. `applied`: the number of revisions.
+    `before`: the schema's revision before the first applied revision; None: the schema was empty. `after`: the newest
+    applied revision.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ async def _try_to_run(run: Callable[[], Awaitable[None]]) -> bool:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """The error of PostgreSQL or of the connection from which SQLAlchemy's error came."""
+    """The error of PostgreSQL, or of the connection, that caused SQLAlchemy's error."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, _SERVER_ERRORS):
         cause = cause.__cause__ or getattr(cause, "orig", None) or cause.__context__

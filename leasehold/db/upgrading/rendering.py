@@ -35,7 +35,7 @@ class Rendered:
 
 
 class _Statements(StringIO):
-    """Collects alembic's output: alembic writes one statement in each call."""
+    """Collects the statements that alembic writes. Alembic calls `write` once for each statement."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def passed_revision(current: str, target: str) -> str | None:
     Raises alembic's error for an unknown `target`.
     """
     script = ScriptDirectory.from_config(config_of(None))
-    # A target such as `+1` counts from the current revision on, so it lies ahead.
+    # A target such as `+1` counts from the current revision on, so it is not older.
     if target.startswith("+") or current not in {known.revision for known in script.walk_revisions()}:
         return None
     target_revision = script.get_revision(target)
