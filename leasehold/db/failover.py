@@ -88,8 +88,8 @@ class FailoverWatch:
         self._waiting: dict[Session | _Opening, float] = {}
         #: The highest timeline that a server has reported; 0: no server has reported one.
         self._newest = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # calls `_check_waits`; None: no call is planned
+        self._asking: asyncio.Task[None] | None = None  # the asyncio task of the round that runs now
 
     def add(self, session: Session, host: Host, timeline: int | None) -> None:
         """Watch an open session with `host` until it is closed. `timeline`: None for a session with a standby."""

@@ -36,6 +36,7 @@ _MOST_DAYS = 30
 _LOCK_TIMEOUT = "1s"
 #: The partition for events of days that have no partition.
 _DEFAULT_PARTITION = "event_default"
+#: An id below the ids of all jobs, and an instant before all events.
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
 # Moves a day's events of existing jobs to `kept_event`. $1 and $2: the day's start and end. $3: the last job of the

@@ -29,6 +29,7 @@ IN_FLIGHT = timedelta(seconds=60)
 #: A first request holds the key's advisory lock while its transaction lasts. If a first request is older than this and
 #: does not hold the lock, it counts as dead, because its connection or its process ended before the answer was stored.
 _LOCK_GRACE = timedelta(seconds=1)
+#: The form of an Idempotency-Key: 1 to 255 printable ASCII characters, with no space at its beginning or end.
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 

@@ -52,6 +52,7 @@ MAX_COUNTED = 10_000
 _ROWS_PER_JOB, _ROWS_PER_JOB_WITH_STEPS = 3, 5
 #: A list assumes that the clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
+#: The statuses of jobs that have not ended.
 _UNFINISHED_STATUSES = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
 #: Each job with one of these statuses has an error.
 _ERROR_STATUSES = frozenset({"failed", "expired"})

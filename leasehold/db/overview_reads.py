@@ -14,7 +14,8 @@ from leasehold.db.unsettled import SILENT
 #: Unfinished jobs are counted up to MAX_UNFINISHED. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
 MAX_UNFINISHED, MAX_LATE = 500, 50
 
-# A job that only an external worker can start (`waiting_worker`) is never late, because such a worker may poll seldom.
+# $1 tenant, $2 the longest wait that is not late, $3 the most ids of late jobs. A job that only an external worker can
+# start (`waiting_worker`) is never late, because such a worker may poll seldom.
 _UNFINISHED_COUNTS = f"""
 -- overview_live
 SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE counted.started_at IS NOT NULL))::int AS started,

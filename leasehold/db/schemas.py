@@ -32,6 +32,7 @@ class Schema:
     table: str
 
 
+#: The platform's own schema.
 CORE = Schema("leasehold", Path(leasehold.__file__).parent / "migrations" / "versions", "alembic_version")
 
 

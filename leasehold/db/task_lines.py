@@ -5,6 +5,7 @@ from __future__ import annotations
 #: A statement reads at most this many queue names. Tenants name the queues of external workers, so there may be very
 #: many.
 _MAX_QUEUES = 10_000
+#: SQL condition: the task `t` waits to run, now or later.
 _WAITS = "t.status IN ('pending', 'retry', 'waiting')"
 
 

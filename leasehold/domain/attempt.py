@@ -37,8 +37,8 @@ class AttemptIdentity(Protocol):
 
     @property
     def number(self) -> int:
-        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count: the next attempt
-        has the same number.
+        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count, so the next
+        attempt has the same number.
         """
 
     @property
@@ -68,8 +68,8 @@ class Attempt(AttemptIdentity, Protocol):
     """One attempt at one step, for an `async def` handler."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection of the worker's pool, for a statement or two. It leads to a server that takes writes. Leave
-        the block before you wait for anything else, because other attempts need the connection.
+        """Lend a connection of the worker's pool, for a statement or two. The connection leads to a server that takes
+        writes. Leave the block before you wait for anything else, because other attempts need the connection.
         """
 
     async def read(self, name: str) -> bytes:
@@ -99,7 +99,7 @@ class Attempt(AttemptIdentity, Protocol):
 
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
         while this attempt has its lease, so the changes of the transaction happen once. Call `remember` last in the
-        transaction, because it locks the task. Raises LeaseLost if another claim has the task by now: then let the
+        transaction, because it locks the task. Raises LeaseLost if another claim has the task by now. Then let the
         transaction roll back. Raises Permanent `bad_connection` for a connection that cannot write the note, such as
         one from a pool of your own.
         """
@@ -118,8 +118,8 @@ class Attempt(AttemptIdentity, Protocol):
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the job's stream. Clients follow the stream as it grows.
 
-        Returns False if the attempt has emitted too much: the stream is cut. Raises TypeError for a value without a
-        JSON form, and ValueError for a value with a NUL character.
+        Returns False if the attempt has emitted too much, so that its stream is cut. Raises TypeError for a value
+        without a JSON form, and ValueError for a value with a NUL character.
         """
 
     def checkpoint(self) -> None:

@@ -20,7 +20,7 @@ GREED = 7
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimit:
     """A limit that a job names. The job waits while `at_most` jobs of this limit are admitted and unfinished, or while
-    `per_minute` jobs were admitted within the last minute. None: no such bound.
+    `per_minute` jobs were admitted within the last minute. If one of these is None, the limit has no such bound.
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.

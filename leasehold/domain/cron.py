@@ -102,8 +102,8 @@ def _start(after: datetime) -> datetime:
 
 
 def _shift_at(local_time: datetime) -> timedelta:
-    """More than 0 if the clock skips this time: the length of the gap. Less than 0 if the clock repeats this time:
-    minus the length of the repetition. Otherwise 0.
+    """If the clock skips this time, the length of the gap (more than 0). If the clock shows this time twice, minus the
+    length of the repetition (less than 0). Otherwise 0.
     """
     before, after = local_time.replace(fold=0).utcoffset(), local_time.replace(fold=1).utcoffset()
     assert before is not None
@@ -171,7 +171,7 @@ def between(cron: str, timezone: str, after: datetime, until: datetime, at_most:
 
 
 def latest(cron: str, timezone: str, after: datetime, until: datetime) -> datetime | None:
-    """The last firing instant in (after, until]. None: there is none. Raises as `ticks`.
+    """The last firing instant in (after, until]. None: the schedule does not fire then. Raises as `ticks`.
 
     The function does not go through all firing instants. It halves, again and again, the period in which the last
     instant lies. So the cost does not grow with the number of instants.

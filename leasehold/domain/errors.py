@@ -186,7 +186,7 @@ class Unavailable(RequestError):
 
 class Unanswered(Unavailable):
     """No answer to a submission. `ids`: the ids of the submitted runs. Each run may or may not have been written.
-    Submit again with `id=`: a run that exists is not written again.
+    Submit the runs again with `id=`. A run that exists is not written again.
     """
 
     def __init__(self, ids: Sequence[UUID], seconds: float) -> None:

@@ -52,7 +52,7 @@ class InvalidFilter(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Seconds: more than `above`, less than `below`."""
+    """A range of seconds: more than `above`, and less than `below`. None: no such bound."""
 
     above: float | None = None
     below: float | None = None
@@ -121,7 +121,7 @@ def quoted(value: str) -> str:
 
 
 def _split_terms(text: str) -> list[_Term]:
-    """Split the filter into terms. Raises InvalidFilter."""
+    """Split the filter into terms. A term that does not begin with a key is a text. Raises InvalidFilter."""
     terms: list[_Term] = []
     index = 0
     while index < len(text):
@@ -151,7 +151,7 @@ def _all_terms() -> str:
 
 
 def _read_value(text: str, start: int) -> tuple[str, int]:
-    """The value that begins at `start`, and where it ends."""
+    """The value that begins at `start`, without its quotes, and the index after it. Raises InvalidFilter."""
     if start >= len(text) or text[start].isspace():
         raise InvalidFilter(start + 1, "A value is missing.")
     if text[start] != '"':
@@ -231,7 +231,7 @@ class _FilterBuilder:
         """
         sign, operand = _comparison(term)
         age = _LENGTH.fullmatch(operand)
-        if age is not None:  # a greater age means created earlier: the sign is reversed
+        if age is not None:  # a greater age means created earlier, so the sign is reversed
             name = "created_before" if sign == ">" else "created_after"
             self._set(term, name, _instant_before(self._now, _length_of(age)))
         else:
@@ -316,7 +316,8 @@ _READERS: dict[str, Callable[[_Term], object]] = {
     "status": _read_status,
     "queue": _reader_of_names(_ANY_NAME),
     "template": _reader_of_names(_ANY_NAME),
-    # Any text: a handler chooses its codes freely, and an installation chooses the names of its tenants.
+    # These two accept any text, because a handler chooses its codes freely, and an installation chooses the names of
+    # its tenants.
     "tenant": lambda term: term.value,
     "code": lambda term: term.value,
     "worker": _read_id,

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-#: The length of a digest. It is fixed, because a long value would make a key too long for an index.
+#: The number of characters of a digest. It is fixed, because a long value would make a key too long for an index.
 LENGTH = 40
 #: orjson writes and reads whole numbers as integers from _LEAST on, and below _BEYOND.
 _LEAST, _BEYOND = -(2**63), 2**64

@@ -13,7 +13,7 @@ _MAX_CHARACTERS = 300
 
 
 def pointer_to(path: Iterable[object]) -> str:
-    """The pointer for keys and positions, from the root down. A long pointer is cut: use it in sentences only."""
+    """The pointer for keys and positions, from the root down. A long pointer is cut, so use it in sentences only."""
     pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
     return pointer if len(pointer) <= _MAX_CHARACTERS else pointer[:_MAX_CHARACTERS] + "…"
 

@@ -33,10 +33,10 @@ class Objects:
     """The objects that a kind stores beside the outputs of its jobs. `leasehold doctor --reconcile` compares the store
     with the database by these fields.
 
-    `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row: the time in it gives the object's
-    age. `owners`: an SQL query that returns the `id`s of the array `$1` that have a row. `keys`: an SQL query that
-    returns `id, key` of objects that must exist. It returns at most `$2` rows, ordered by `id`, from the first id above
-    `$1`.
+    `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row. The time in this UUID gives the
+    object's age. `owners`: an SQL query that returns, as `id`, the ids of the array `$1` for which a row exists.
+    `keys`: an SQL query that returns `id, key` of objects that must exist. It returns at most `$2` rows, ordered by
+    `id`, from the first id above `$1`.
     """
 
     prefix: str
@@ -46,10 +46,11 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """As Objects, for objects whose whole key is in a row. Their age counts from the last change in the store.
+    """As Objects, but for objects whose whole key is in a row. The age of these objects counts from their last change
+    in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
-    `owners`: an SQL query that returns as `id` the keys of the text array `$1` that a row has. `keys`: an SQL query
+    `owners`: an SQL query that returns, as `id`, the keys of the text array `$1` that a row has. `keys`: an SQL query
     for the keys of objects that must exist. It returns at most `$2` rows, in the order of the keys, from the first key
     above `$1`. Each row has the key twice, as `id` and as `key`.
     """

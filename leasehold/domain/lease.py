@@ -1,4 +1,6 @@
-"""A lease: a worker's right to settle one attempt of one task. A function that settles an attempt takes its lease."""
+"""A lease: a worker's right to settle one attempt of one task. A function that settles an attempt gets its lease as a
+parameter.
+"""
 
 from __future__ import annotations
 

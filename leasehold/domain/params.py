@@ -1,4 +1,4 @@
-"""Converts the parameters of a run to JSON, and reads them from it."""
+"""Converts the parameters of a run to JSON, and reads them from JSON."""
 
 from __future__ import annotations
 

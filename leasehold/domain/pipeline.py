@@ -1,7 +1,8 @@
 """Declares a pipeline: its steps, the files that the steps read, and their limits.
 
 A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
-`Pipeline.module`. Only workers import that module. For isolated steps (in a sandbox) only a child process imports it.
+`Pipeline.module`. Only workers import that module. If the steps are isolated (they run in a sandbox), only a child
+process imports it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class NoParams(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The resources that an isolated step's child process may use. Exceeding one ends the attempt, not the worker."""
+    """What an isolated step's child process may use at most. Exceeding a limit ends the attempt, not the worker."""
 
     memory_bytes: int = 1024 * MIB
     cpu_seconds: int = 120

@@ -1,4 +1,4 @@
-"""The registry of pipelines: every process builds one at start, from code and from installed packages.
+"""The registry of pipelines. Every process builds a registry at start, from code and from installed packages.
 
 A registry refuses two pipelines with the same name. A worker also loads the handlers, and then every step must have a
 handler, except external steps (those that external workers do over HTTP).
@@ -151,7 +151,7 @@ class Pipelines:
         that the callable raises.
         """
         registry = object_at(source)
-        # A class with a method `pipelines` is no App: an App is an instance of such a class.
+        # A class with a method `pipelines` is no App, because an App is an instance of such a class.
         is_app = not isinstance(registry, type) and callable(getattr(registry, "pipelines", None))
         if is_app:
             registry = registry.pipelines
@@ -222,8 +222,8 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def import_from_current_folder() -> None:
-    """Let Python import from the current folder, but from installed packages first: a user's file must not hide a
-    library.
+    """Let Python import from the current folder, but from installed packages first, because a user's file must not hide
+    a library.
     """
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:

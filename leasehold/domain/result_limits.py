@@ -27,7 +27,7 @@ class ResultLimits:
 
     @classmethod
     def default(cls) -> Self:
-        """The limits by the defaults of the settings, for an attempt outside a worker."""
+        """The limits that the settings have by default, for an attempt outside a worker."""
         from leasehold.settings import Settings  # noqa: PLC0415 - a program that only declares tasks loads no settings
 
         fields = Settings.model_fields

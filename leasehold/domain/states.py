@@ -39,7 +39,7 @@ class TaskState(StrEnum):
     RETRY = "retry"  # an attempt failed; runnable again at available_at
     WAITING = "waiting"  # runnable at available_at: a snooze, a waiting workflow, or a start time in the future
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # a dead letter: an operator can replay it
+    FAILED = "failed"  # failed for good: a dead letter, which can be replayed, unless a workflow started the step
     SKIPPED = "skipped"  # not needed, or its job ended before it could run
     CANCELLED = "cancelled"
 
@@ -52,7 +52,7 @@ RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 
 #: verb -> (states of a task that the verb accepts, states that it may leave the task in).
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
-    # From RUNNING: the lease has expired, or its owner is dead.
+    # A worker claims a task in RUNNING if the lease has expired, or the lease's owner is dead.
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
     # The worker that completes a step claims, in the same commit, the next step or the workflow that waits for the

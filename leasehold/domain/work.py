@@ -67,6 +67,8 @@ class Work:
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the job was requested. Do not catch it: the worker deletes the files."""
+        """Raises Cancelled once a cancel of the job was requested. Do not catch it, because the worker deletes the
+        files.
+        """
         if self.supervisor.cancelled():
             raise Cancelled

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from leasehold.embedded.process import EmbeddedError, kill_if_running
 
-DOWNLOAD_SECONDS = 300.0
+DOWNLOAD_SECONDS = 300.0  # the longest time that one call of apt-get or dpkg-deb may take
 MESSAGE_LINES = 5  # how many of the last lines of a failed program's output the error shows
 #: Matches each line of a simulated installation that names a package to install. The group is the package.
 _PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)

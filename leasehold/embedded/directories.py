@@ -66,7 +66,9 @@ class RunDirectory:
 def _take_lock(directory: Path) -> int:
     """Lock the directory's lock file. Returns its descriptor. Raises BlockingIOError if another process has the lock.
 
-    A new file is locked before it gets its final name. So an unlocked lock file always means that its owner is dead.
+    If there is no lock file yet, make and lock a new file, and then give it the lock file's name. If another process
+    was faster, lock the file of that process. A new file is locked before it gets its final name, so an unlocked lock
+    file always means that its owner is dead.
     """
     lock_file = directory / LOCK_NAME
     if not lock_file.exists():

@@ -102,7 +102,7 @@ class Guard:
         self.server = 0  # the server's process id
 
     def on_signal(self, number: int, _frame: object) -> None:
-        # For SIGCHLD, the byte in the pipe is enough: it ends the poll, and `reap` then collects the child.
+        # For SIGCHLD, the byte in the pipe is enough, because it ends the poll. Then `reap` collects the child.
         self.stopped = self.stopped or number in STOP_SIGNALS
 
     def watch(self, owner: int) -> int | None:

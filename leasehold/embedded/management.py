@@ -47,7 +47,8 @@ class Management:
         return True
 
     async def has_alarm(self) -> bool:
-        """Whether the broker has an alarm: it is short of memory or disk, and reads nothing from publishers.
+        """Whether the broker has an alarm, which means that it is short of memory or disk, and reads nothing from
+        publishers.
 
         Raises:
             OSError: the broker did not answer.
@@ -77,7 +78,7 @@ class Management:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Basic {token}", "Content-Type": "application/json"},
         )
-        # Ignore proxies of the environment: the server is on this machine.
+        # Ignore proxies of the environment, because the server is on this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=TIMEOUT_SECONDS) as response:

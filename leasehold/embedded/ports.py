@@ -34,7 +34,7 @@ class Ports:
     def __init__(self, candidates: range) -> None:
         # Only whole blocks are used, so the last candidates may be left out.
         self._blocks = [range(first, first + BLOCK_SIZE) for first in candidates[: -BLOCK_SIZE + 1 : BLOCK_SIZE]]
-        random.SystemRandom().shuffle(self._blocks)  # not `random.shuffle`: a test may have seeded it
+        random.SystemRandom().shuffle(self._blocks)  # not `random.shuffle`, because a test may have seeded it
         self._reservations: list[int] = []  # the descriptors of the Unix sockets
         self._block_ports: list[int] = []  # the ports of the newest block that were not taken yet
         self._last_refusal: OSError | None = None  # why the last block could not be reserved
@@ -56,7 +56,7 @@ class Ports:
             self._block_ports = list(self._reserve_block())
 
     def close(self) -> None:
-        """Release the blocks: from now on, other processes may reserve them."""
+        """Release the blocks. From now on, other processes may reserve them."""
         self._block_ports = []
         while self._reservations:
             os.close(self._reservations.pop())

@@ -36,7 +36,7 @@ NOT_DURABLE = DURABLE | {
     "max_wal_senders": "0",
     "max_wal_size": "128MB",  # the data directory may be in memory
 }
-_NOBODYS_ID = 2**31 - 1  # no process has this id: Linux gives ids below 2**22
+_NOBODYS_ID = 2**31 - 1  # no process has this id, because Linux gives ids below 2**22
 SHUTDOWN_SIGNALS = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 
@@ -45,7 +45,7 @@ class Postgres:
 
     Args:
         directory: the directory of the data; the first start fills it
-        durable: False turns fsync and synchronous_commit off, for tests: a crash of the machine may then damage the
+        durable: False turns fsync and synchronous_commit off, for tests. Then a crash of the machine may damage the
             data, and a crash of the server may lose what was committed within the last second
         port: the port to listen on; 0: a free port
         tls: if given, the server accepts only encrypted connections
@@ -160,7 +160,7 @@ class Postgres:
             self._password = password_file.read_text()
             return
         # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when it is
-        # complete. (An old version of this module may have left a `data` without PG_VERSION: it is incomplete.)
+        # complete. (An old version of this module may have left a `data` without PG_VERSION, which is incomplete.)
         new_data = self.directory / "data.new"
         for leftover in (new_data, self._data):
             shutil.rmtree(leftover, ignore_errors=True)

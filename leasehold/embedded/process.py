@@ -1,6 +1,6 @@
 """Runs servers as child processes that end with this process. If this process is root, the servers run as `nobody`.
 
-Each server has a guard between it and this process: guard.py kills the server if this process dies.
+Each server has a guard (guard.py) between it and this process. The guard kills the server if this process dies.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ _Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
 #: A name, with or without its schema and quotes. The group is the name itself. A statement with ONLY before a name
 #: matches no rule.
 _NAME = r'(?!ONLY\b)(?:"?\w+"?\.)?"?(\w+)"?'
+#: The comma between two actions of an ALTER TABLE.
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
 _DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
 _ADDED_CONSTRAINT = re.compile(rf"ADD CONSTRAINT {_NAME}")

@@ -15,11 +15,13 @@ from leasehold.db.schemas import Schema, state_of
 from leasehold.db.upgrading.locks import Effect, ForeignKey, SchemaTables
 from leasehold.db.upgrading.rendering import Rendered, render
 
+#: SQL: the indexes that the connection sees, except PostgreSQL's own, each with its table, and whether it is valid.
 _INDEXES = """
 SELECT i.relname AS name, t.relname AS "table", x.indisvalid AS valid
 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
 WHERE pg_table_is_visible(i.oid) AND t.relnamespace NOT IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace)
 """
+#: SQL: the tables that the connection sees. `parent`: the table of which this table is a partition, or NULL.
 _TABLES = """
 SELECT c.relname AS name, p.relname AS parent, greatest(c.reltuples, 0)::bigint AS rows,
     pg_total_relation_size(c.oid) AS bytes
@@ -27,6 +29,7 @@ FROM pg_class c LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class
 WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND c.relnamespace <> 'pg_catalog'::regnamespace
 ORDER BY 1
 """
+#: SQL: the foreign keys, each with its table, its columns and the table to which it refers (`other`).
 _FOREIGN_KEYS = """
 SELECT t.relname AS "table", k.conname AS name, other.relname AS other,
     ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attnum = ANY(k.conkey)) AS columns
