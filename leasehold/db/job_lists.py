@@ -121,7 +121,7 @@ class _Parameters:
 
 
 class Listing:
-    """Builds the statements of one filter. `before`: the page has only jobs older than this one. `bound`: the jobs on
+    """Builds the statements of one filter. `before`: the page has only jobs older than this job. `bound`: the jobs on
     which a bulk operation may act; None: no such bound. `max_read`: the most rows that a page reads.
     `pipelines_with_text`: for a search for a text, the pipelines whose names contain it; None: the walk goes over all
     jobs. `ids_are_texts`: a UUID in the filter is searched as a text.
@@ -287,7 +287,7 @@ class Listing:
                 + self._between_ends("j.id")
             )
         if job_filter.worker is not None:
-            # PostgreSQL may sort these ids, because they are few: a worker runs at most as many steps as it has slots.
+            # PostgreSQL may sort these ids, because they are few. A worker runs at most as many steps as it has slots.
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
                 f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
@@ -337,8 +337,8 @@ class Listing:
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines whose jobs the filter can find. None: any pipeline. If the filter names a pipeline (the
-        `template`), this is the only one. Otherwise, if the caller may not see runs, these are the scope's pipelines,
-        if it has any. A run's pipeline has the name of its template.
+        `template`), this pipeline is the only one. Otherwise, if the caller may not see runs, these are the scope's
+        pipelines, if it has any. A run's pipeline has the name of its template.
         """
         if self._filter.template is not None:
             return [self._filter.template]

@@ -129,12 +129,14 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether reads go to the standby: the last `note` found it usable, and no read from it has failed since."""
+        """Whether reads go to the standby. They do if the last `note` found it usable, and no read from it has failed
+        since.
+        """
         return not self._problem
 
     @property
     def problem(self) -> str:
-        """Why reads do not go to the standby; empty: they do. Clients may see the text."""
+        """Why reads do not go to the standby; empty: reads go to the standby. Clients may see the text."""
         return self._problem
 
     async def note(self) -> None:

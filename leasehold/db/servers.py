@@ -1,5 +1,5 @@
-"""Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica: the first
-host that answers and only reads. database.py opens every connection and every pool with this module.
+"""Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica, it is the
+first host that answers and only reads. database.py opens every connection and every pool with this module.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
 primary. Connections to such a server do not break, so a pool would keep them for ever. `WrongServerGuard` makes the
@@ -56,7 +56,8 @@ _QUESTION_SECONDS = 1.0
 async def open_connection(
     url: DatabaseUrl, *, timeout: float, host_timeout: float, replica: bool = False, **options: Any
 ) -> WatchedConnection:
-    """Open a connection to the first host that takes writes. If none does, open one to the first host that answers.
+    """Open a connection to the first host that takes writes. If no host takes writes, open a connection to the first
+    host that answers.
 
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
@@ -101,9 +102,9 @@ async def open_connection(
 
 @dataclass(slots=True)
 class _Answers:
-    """What the hosts answered in one call. `opened`: every connection; the caller closes those that are not chosen.
-    `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host does what
-    the caller needs. It must take writes or, for a replica, only read.
+    """What the hosts answered in one call. `opened`: every connection; the caller closes the connections that are not
+    chosen. `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host
+    does what the caller needs. It must take writes or, for a replica, only read.
     """
 
     opened: list[WatchedConnection] = field(default_factory=list)

@@ -224,7 +224,8 @@ task = Table(
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
-    # The number of the attempt: it counts the claims, except those that ended in a release, snooze, suspend or fan-out.
+    # The number of the attempt. It counts the claims, except claims that ended in a release, snooze, suspend or
+    # fan-out.
     Column("attempt", Integer, nullable=False, server_default="0"),
     Column("epoch", Integer, nullable=False, server_default="0"),  # counts all claims: the fencing token
     Column("status", Text, nullable=False),
@@ -262,7 +263,7 @@ task = Table(
     ),
     # false <= true, so `<=` means "implies".
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
-    # For polls: due tasks of a queue, priority and tenant, the oldest first.
+    # For polls, which read the due tasks of a queue, priority and tenant, the oldest first.
     Index(
         "task_runnable",
         "queue",

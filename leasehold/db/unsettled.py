@@ -51,7 +51,7 @@ _UNKNOWN_ORDERS = f"""searched_job
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)"""
 
 # Jobs whose order a person must settle. $1 tenant, $2 the last job of the previous page, $3 to $5 as above, $6 the most
-# rows. `searched_job`: if one of the searches finds $7 jobs, it ends early, at the oldest of them. `search_end`: the
+# rows. `searched_job`: a search that finds $7 jobs ends early, at the oldest job that it found. `search_end`: the
 # newest job at which a search ended early. This page has no job that is older than `search_end`, because such jobs are
 # on a later page.
 _ORDERS = f"""

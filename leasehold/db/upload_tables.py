@@ -47,7 +47,8 @@ download = Table(
     # after this the download counts as over, because a process that died cannot set `finished_at`
     Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),
     Column("finished_at", TIMESTAMP(timezone=True)),
-    # The limits use the first index: they count the downloads of a key in the last day. Housekeeping uses the second.
+    # The limits use the first index, because they count the downloads of a key in the last day. Housekeeping uses the
+    # second index.
     Index("download_of_key", "key_prefix", "started_at"),
     Index("download_started", "started_at"),
 )

@@ -1,4 +1,4 @@
-"""Computes the delay between a failed attempt and the next: from a ladder of delays, with jitter.
+"""Computes the delay between a failed attempt and the next attempt, from a ladder of delays, with jitter.
 
 Because of the jitter, tasks that failed at the same time do not all run again at the same time.
 """
@@ -28,11 +28,11 @@ def capped(seconds: float) -> float:
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:
     """The delay after the `failures`-th failure of a task (1 is the first), before its next attempt.
 
-    The delay is random, between half of the ladder's delay and all of it. After the end of the ladder, its last delay
+    The delay is random, between half of the ladder's delay and the whole. After the end of the ladder, its last delay
     repeats.
     """
     longest = ladder[min(max(failures, 1), len(ladder)) - 1]
-    # A pseudo-random number is enough: nobody gains anything by predicting it.
+    # A pseudo-random number is enough, because nobody gains anything by predicting it.
     return longest * (rng or random).uniform(0.5, 1.0)
 
 

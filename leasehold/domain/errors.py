@@ -301,13 +301,13 @@ class TransactionRefused(LeaseholdError):
 
 
 class LeaseLost(LeaseholdError):
-    """This process no longer holds the task's lease: another claim, a cancel or the sweeper (which ends expired leases)
-    ended it. Write nothing.
+    """This process no longer holds the task's lease, because another claim, a cancel or the sweeper (which ends expired
+    leases) ended it. Write nothing.
     """
 
 
 class StepError(LeaseholdError):
-    """An attempt failed. `code` is stable. The job's owner reads `message`: put no secret into it. `trace`: the
+    """An attempt failed. `code` is stable. The job's owner reads `message`, so put no secret into it. `trace`: the
     traceback as text, if another process raised the error.
     """
 
@@ -390,7 +390,7 @@ class StoreUnavailable(StoreError):
 
 
 class BrokerUnavailable(LeaseholdError):
-    """The broker is not connected, or it did not confirm a publish: the message may or may not have arrived."""
+    """The broker is not connected, or it did not confirm a publish, so the message may or may not have arrived."""
 
 
 class Cancelled(BaseException):

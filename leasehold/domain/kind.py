@@ -84,7 +84,7 @@ class Kind:
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.
     `parents`: {pipeline: JSON pointer}. In the parameters of a job of the pipeline, the pointer leads to the id of the
-    job that caused this one.
+    job that caused this job.
     `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints link to them, for example
     because these endpoints count downloads.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).

@@ -266,7 +266,7 @@ class Pipeline:
         self.finishers: dict[str, Finisher] = {}
 
     def _check_and_sort(self, steps: list[Step]) -> tuple[Step, ...]:
-        """The steps, each after those that it needs. Raises DeclarationError."""
+        """The steps, each after the steps that it needs. Raises DeclarationError."""
         if all(step.part for step in steps):
             raise DeclarationError(f"pipeline {self.name} has no steps")
         by_name = {step.name: step for step in steps}
@@ -341,8 +341,8 @@ class Pipeline:
         return frozenset(step.name for step in self.steps if step.skip_if is not None and step.skip_if.holds(params))
 
     def has_code_of(self, step: Step, with_children: Collection[str]) -> bool:
-        """Whether this worker can run the step: its handler is loaded here or, for an isolated step, in child
-        processes. `with_children`: the pipelines for which this worker has child processes.
+        """Whether this worker can run the step. It can if the step's handler is loaded here or, for an isolated step,
+        in child processes. `with_children`: the pipelines for which this worker has child processes.
         """
         return self.name in with_children if step.isolated else step.name in self.handlers
 
@@ -358,7 +358,7 @@ class Pipeline:
         return opener
 
     def opens_with_pipelines(self, opener: RegistryOpener) -> RegistryOpener:
-        """As `opens`, for steps that act on jobs of other pipelines: the opener also gets the worker's registry."""
+        """As `opens`, for steps that act on jobs of other pipelines. The opener also gets the worker's registry."""
         self.registry_opener = opener
         return opener
 

@@ -122,8 +122,8 @@ class Pipelines:
         """Import the module with the handlers of the pipeline `name`. Every step must have a handler, except external
         steps (those that external workers do over HTTP).
 
-        Raises DeclarationError: it names the steps without a handler, or the extra of Leasehold that is not installed.
-        Raises ImportError if Python cannot import a module that does not ship with the platform.
+        Raises DeclarationError, which names the steps without a handler, or the extra of Leasehold that is not
+        installed. Raises ImportError if Python cannot import a module that does not ship with the platform.
         """
         pipeline = self[name]
         try:

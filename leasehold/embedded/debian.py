@@ -1,5 +1,5 @@
-"""Installs Debian packages without root: apt downloads and verifies them, and this module unpacks them into a private
-directory. `rabbitmq_install` calls this module.
+"""Installs Debian packages without root. Apt downloads and verifies the packages, and this module unpacks them into a
+private directory. `rabbitmq_install` calls this module.
 """
 
 from __future__ import annotations

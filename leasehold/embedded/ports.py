@@ -1,6 +1,6 @@
 """Chooses loopback ports for servers that must know their port before they start.
 
-A port is chosen before its server binds it, so another process could take the port in between. Two rules prevent that.
+A port is chosen before its server binds it, so another process could take the port in between. Two rules prevent this.
 All ports lie outside the kernel's range for outgoing connections. And each process reserves whole blocks of ports, so
 two processes never choose the same port. A server that can bind port 0 and report its port does not need this module.
 """
@@ -79,8 +79,8 @@ class Ports:
 
 
 def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
-    """The ports that no outgoing connection takes: those below or those above the kernel's range, whichever are more.
-    Ports below 20,000 are left to the machine's own servers.
+    """The ports that no outgoing connection takes: the ports below the kernel's range or the ports above it, whichever
+    are more. Ports below 20,000 are left to the machine's own servers.
     """
     below = range(_LOWEST, max(_LOWEST, first_outgoing))
     above = range(max(_LOWEST, last_outgoing + 1), _END)

@@ -30,7 +30,7 @@ class EmbeddedError(LeaseholdError):
 
 @dataclass(frozen=True)
 class RunAs:
-    """The ids of the user and the group that a server runs as; -1: those of this process."""
+    """The ids of the user and the group that a server runs as; -1: the user or the group of this process."""
 
     uid: int = -1
     gid: int = -1

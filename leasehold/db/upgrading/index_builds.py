@@ -19,8 +19,8 @@ INDEXES_OPTION = "leasehold_indexes"
 def build_index(
     name: str, table: str, columns: Sequence[str | TextClause], *, where: str | None = None, unique: bool = False
 ) -> None:
-    """Build the index while others write to `table`. A valid index of this name is kept, and an invalid one is dropped
-    first. So a revision that was interrupted can run again.
+    """Build the index while others write to `table`. A valid index of this name is kept. An invalid index of this name
+    is dropped first. So a revision that was interrupted can run again.
 
     The statements before this call in the revision are committed first, so they must be safe to repeat
     (`if_not_exists`).
@@ -58,7 +58,8 @@ def end_transaction() -> None:
     """Commit the statements before this call. They must be safe to repeat (`if_not_exists`).
 
     Call this between two statements that lock different tables against writers. Under load, some transaction nearly
-    always holds one of the tables. So a revision that needs both locks at the same time would rarely get them.
+    always holds a lock on one of the tables. So a revision that needs both locks at the same time would rarely get
+    them.
     """
     with op.get_context().autocommit_block():
         """The block commits when it begins, and begins a transaction when it ends."""

@@ -90,9 +90,9 @@ class SchemaTables:
     """The tables of the database, as far as the rules need them. Call `apply` with each statement of the revisions, in
     their order. `apply` returns the effect of the statement, and updates this object.
 
-    `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `foreign_keys`:
-    those that the database had before the revisions. `new_tables`: the tables that this revision has made, which nobody
-    else uses yet. `new_columns`: the columns that this revision has added.
+    `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `foreign_keys`: the
+    foreign keys that the database had before the revisions. `new_tables`: the tables that this revision has made, which
+    nobody else uses yet. `new_columns`: the columns that this revision has added.
     """
 
     index_tables: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""Makes the plan that `leasehold migrate --plan` shows: each pending revision, its statements, and what waits for their
-locks.
+"""Makes the plan that `leasehold migrate --plan` shows: each pending revision, its statements, and which reads and
+writes must wait for the locks of the statements.
 """
 
 from __future__ import annotations

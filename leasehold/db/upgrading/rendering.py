@@ -1,4 +1,6 @@
-"""Renders the statements of pending revisions (migrations) as alembic would run them, for plan.py. It runs none."""
+"""Renders the statements of pending revisions (migrations) as alembic would run them, for plan.py. This module runs
+none.
+"""
 
 from __future__ import annotations
 
