@@ -1,6 +1,7 @@
 """Parses the filter language of jobs: `kind:media status:failed tag.customer:7 created:<1h "no space left"`.
 
-The API and the command line use this module. Every error names the character where the wrong term or value begins.
+The API and the command line use this module. Every error names a character of the filter. In most cases this is the
+first character of the wrong term or value.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _KEYS = (
 
 
 class InvalidFilter(Invalid):
-    """A filter that cannot be used. `position`: the character at which the wrong term or value begins, counted from 1.
-    `pointer`: the JSON pointer to the filter in a body; None: the filter is the query parameter `q`.
+    """A filter that cannot be used. `position`: the character that the error names, counted from 1. `pointer`: the JSON
+    pointer to the filter in a body; None: the filter is the query parameter `q`.
     """
 
     pointer: str | None = None
