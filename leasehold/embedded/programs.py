@@ -43,8 +43,9 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
     """The path of `program`. If `run_as` cannot start it where it is, the path of a copy in the cache.
 
     Args:
-        program: an executable below one of `tree`
-        tree: what the program needs: directories or files, all in one directory, that are copied together
+        program: an executable: one of the files in `tree`, or a file below one of the directories in `tree`
+        tree: the directories and files that the program needs. All of them are in one directory, and are copied
+            together.
         run_as: the user that will start the program
 
     Raises:
@@ -64,7 +65,7 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
 
 
 def _fingerprint(program: Path) -> str:
-    """A text that changes when the program is replaced, because an older copy must not be used for a newer program."""
+    """A text that changes when the program is replaced. So the copy of an older program is not used for a newer one."""
     status = program.stat()
     return hashlib.sha256(f"{program.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 

@@ -20,7 +20,7 @@ STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes that a client sends
 METHOD_FRAME = b"\x01"  # the first byte of the node's answer
-DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm with less free disk, or more memory in use
+DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm below this free disk, or above this memory
 
 # The Erlang VM has two schedulers. None spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
@@ -60,7 +60,7 @@ class RabbitMQ:
 
     `program`: the installed RabbitMQ. `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts
     only encrypted AMQP connections. `epmd_port`: the port of the epmd (Erlang's port mapper) that the nodes of a
-    cluster share; None: the node starts its own. `erlang`: further flags of the Erlang VM.
+    cluster share; None: the node starts an epmd of its own. `erlang`: further flags of the Erlang VM.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class RabbitMQ:
         """Write all definitions to disk now.
 
         The node writes its table of queues and virtual hosts up to 2 s late. If it is killed before that, it restarts
-        without the newest queues and the confirmed messages in them. This call writes a definition that is larger than
-        the write cache (16 KiB), which flushes the cache.
+        without the newest queues and the confirmed messages in them. A definition that is larger than the write cache
+        (16 KiB) flushes the cache, so this call writes such a definition.
         """
         await self.management.call("PUT", "/api/global-parameters/flush", {"value": "x" * 4 * FLUSH_BYTES})
 
@@ -150,7 +150,8 @@ class RabbitMQ:
             await self._server.kill()
 
     async def need_free_disk(self, size: str = DISK_LIMIT) -> None:
-        """Set the disk alarm: with less free disk than `size` the node blocks publishers. The next start resets it.
+        """Set the disk alarm: the node blocks publishers while less than `size` of the disk is free. The next start
+        resets it.
 
         Raises:
             EmbeddedError: the node refused the limit.
@@ -158,8 +159,8 @@ class RabbitMQ:
         await self.run_tool("rabbitmqctl", "set_disk_free_limit", size)
 
     async def allow_memory(self, size: str = MEMORY_LIMIT) -> None:
-        """Set the memory alarm: with more memory in use than `size` the node blocks publishers. The next start resets
-        it.
+        """Set the memory alarm: the node blocks publishers while it uses more than `size` of memory. The next start
+        resets the alarm.
 
         Raises:
             EmbeddedError: the node refused the limit.
@@ -186,7 +187,7 @@ class RabbitMQ:
         return output
 
     async def is_ready(self) -> bool:
-        """Whether the node answers an AMQP client now. With TLS: whether it listens."""
+        """Whether the node answers an AMQP client now. With TLS, only whether the node accepts connections."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

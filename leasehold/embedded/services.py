@@ -15,7 +15,7 @@ from leasehold.embedded.process import EmbeddedError, event_of_stop_signals
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
-#: A command has this long to end after SIGTERM.
+#: The seconds that a command has to end after SIGTERM, and then after SIGKILL.
 STOP_SECONDS = 10.0
 
 
@@ -87,7 +87,7 @@ async def run_command(command: list[str], environment: dict[str, str], stop_even
 
 
 def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    # A program such as sudo runs as another user, to whose processes this user may not send signals.
+    # A program such as sudo runs as another user. This user may not send signals to processes of the other user.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         process.send_signal(number)
 

@@ -20,7 +20,7 @@ class EmbeddedStack:
     """`async with EmbeddedStack(...) as stack:` runs the chosen servers.
 
     Args:
-        data: a directory that keeps the data; None: the data is deleted when the stack ends
+        data: a directory that keeps the data; None: the data is deleted when the servers are stopped
         durable: whether PostgreSQL waits for the disk at each commit; tests do not need this
         postgres: run PostgreSQL
         s3: run an S3 server
@@ -70,7 +70,7 @@ class EmbeddedStack:
             opening.push_async_callback(self._stop_all)
             self._make_servers()
             await self._start_all()
-            self._cleanup = opening.pop_all()  # from now on `__aexit__` stops the servers, and no longer this block
+            self._cleanup = opening.pop_all()  # from now on `__aexit__` stops the servers; this block does not
         return self
 
     async def __aexit__(
@@ -92,7 +92,7 @@ class EmbeddedStack:
             async with asyncio.TaskGroup() as starting:
                 for server in self._servers:
                     starting.create_task(server.start())
-        except ExceptionGroup as failures:  # the first error is the cause: the other starts were cancelled
+        except ExceptionGroup as failures:  # the first error is the cause, because it cancelled the other starts
             raise failures.exceptions[0] from failures
 
     @property

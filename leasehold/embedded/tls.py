@@ -10,9 +10,9 @@ from leasehold.embedded.process import RunAs
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The server's certificate and key, and the authority that signed the certificate: PEM texts.
+    """The server's certificate and key, and the certificate of the authority that signed it. All three are PEM texts.
 
-    `requires_client_certificate`: the server refuses a client without a certificate of the authority.
+    `requires_client_certificate`: the server refuses a client that has no certificate from this authority.
     """
 
     certificate: str

@@ -1,9 +1,10 @@
 """The program of the evaluator's child process, which checks payloads against JSON Schemas. It reads questions (a
 schema and payloads) from stdin, and writes answers to stdout.
 
-Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF, whose default action kills
-the process, also inside a library. The timer counts CPU seconds and not elapsed time, because a busy machine must not
-lead to a refusal. The parent also limits the elapsed time, for a child that is stopped or gets no CPU time.
+Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF. The default action of
+SIGPROF kills the process, even while the process runs code of a library. The timer counts CPU seconds and not elapsed
+time, because a busy machine must not lead to a refusal. The parent also limits the elapsed time, for a child that is
+stopped or gets no CPU time.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME",
 
 #: The child caches at most this many compiled schemas.
 _MAX_VALIDATORS = 64
-#: `expanded_size` follows chains of references by recursion. A recursion of this depth is safe, because pure Python
-#: code uses no C stack.
+#: The highest depth of Python's recursion. `expanded_size` follows chains of references by recursion. This depth is
+#: safe, because pure Python code uses no C stack.
 _RECURSION_LIMIT = 100_000
-#: The most characters of a message.
+#: The most characters of a message about a payload or a schema.
 _MAX_MESSAGE = 300
 
 
@@ -71,13 +72,17 @@ def _confine(memory_bytes: int) -> None:
 
 
 def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
-    """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit.
-    `place`, `path`, `message`: the number of the first payload that does not fit, the place in it, and the reason.
-    `cost`, `cycle`, `no_schema`: the schema is refused. `unknown`: this child has no schema of this name, so the parent
-    must ask again with the schema.
+    """Read the next question, whose body has `size` bytes, and return the answer. `validators`: the compiled schemas by
+    name.
 
-    A question names its schema by a digest. It contains the schema itself after an answer `unknown`, and always if it
-    has `at_most`: the highest cost that the schema may have. `validators`: the compiled schemas by name.
+    The members of the answer:
+    - none: the schema is valid, and all payloads fit
+    - `place`, `path`, `message`: the number of the first payload that does not fit, the place in it, and the reason
+    - `cost`, `cycle` or `no_schema`: the schema is refused
+    - `unknown`: this child has no schema of this name, so the parent must ask again with the schema
+
+    A question names its schema by a digest. The question contains the schema itself if the previous answer was
+    `unknown`, and always if the question has `at_most`: the highest cost that the schema may have.
     """
     question = orjson.loads(questions.read(size))
     name = question["name"]

@@ -2,8 +2,8 @@
 
 A node is a subschema, a keyword, a value in `enum`, `const` or `required`, or a character of a pattern. A `$ref` counts
 as much as its target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion into parts of
-the payload (such as a tree's children) counts once: the payload's own size and the evaluator's time limit bound the
-recursion.
+the payload (such as a tree's children) counts once, because the payload's own size and the evaluator's time limit bound
+the recursion.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 _OUTSIDE_COST = 1000
 #: A counted repetition in a pattern, such as `{2,5}`.
 _REPETITION = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-#: A cost is at most this, because sums of sums could become numbers of a million digits.
+#: A higher cost counts as this cost, because sums of sums could otherwise become numbers of a million digits.
 _MAX_COST = 10**9
 
 
 class InPlaceCycle(Exception):
-    """The schema refers to itself for the same value: its evaluation would never end."""
+    """The schema refers to itself for the same value, so its evaluation would never end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +65,7 @@ class _Node:
 def expanded_size(schema: Any) -> int:
     """How many nodes an evaluation would visit, at most 10^9. Raises InPlaceCycle.
 
-    Follows chains of references by recursion: the interpreter's recursion limit must be high.
+    Follows chains of references by recursion, so the interpreter's recursion limit must be high.
     """
     root = _Document(schema).node(schema)
     return _Costs(_recursions(root)).of(root)
@@ -159,7 +159,7 @@ def _keywords_cost(schema: Mapping[str, Any]) -> int:
 
 
 def value_count(value: Any) -> int:
-    """How many values a JSON value has, itself included."""
+    """How many values a JSON value contains. The value itself counts, too."""
     if isinstance(value, dict):
         return 1 + sum(map(value_count, value.values()))
     return 1 + sum(map(value_count, value)) if isinstance(value, list) else 1
@@ -174,8 +174,9 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _recursions(root: _Node) -> dict[int, list[_Node]]:
-    """Number the groups of all nodes (`_Node.group`). Returns group -> its recursive parts. A recursive part is a node
-    among the `parts` of a node of its own group, perhaps of itself. An example is the schema of a tree's children.
+    """Number the groups of all nodes (`_Node.group`). Returns group -> its recursive parts. A node is a recursive part
+    if it is among the `parts` of a node of its own group, or among its own `parts`. An example is the schema of a
+    tree's children.
     """
     nodes = _number_groups(root)
     recursions: dict[int, list[_Node]] = {}
@@ -226,7 +227,7 @@ class _Costs:
         self._visiting: set[_Node] = set()
 
     def of(self, node: _Node) -> int:
-        """The cost of a node to which a node outside its group leads: the node's cost as in `_cost_once`, plus the
+        """The cost of a node, for a reference from outside the node's group. This is the cost by `_cost_once`, plus the
         whole cost of the group's recursive parts. Raises InPlaceCycle.
         """
         if node.group not in self._of_recursions:
@@ -235,7 +236,7 @@ class _Costs:
         return min(_MAX_COST, self._cost_once(node) + self._of_recursions[node.group])
 
     def _cost_once(self, node: _Node) -> int:
-        """The cost of the node, in which each recursive part of its group counts 1. Raises InPlaceCycle."""
+        """The cost of the node, where each recursive part of its group counts only 1. Raises InPlaceCycle."""
         if node in self._once:
             return self._once[node]
         if node in self._visiting:

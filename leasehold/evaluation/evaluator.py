@@ -1,11 +1,12 @@
-"""Checks the schemas and payloads of clients in child processes, because a hostile schema could stop the calling
-process. Exception: the calling process itself checks payloads against flat schemas, which cost little (flat.py).
+"""Checks the schemas and payloads of clients in child processes, because a hostile schema could block the calling
+process. Exception: the calling process itself checks payloads against flat schemas, because this costs little
+(flat.py).
 
 A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
-needed. A question goes to the quick child, where it may take a tenth of the CPU time that the settings allow. If it
-takes longer, the kernel kills the child. The question then goes to the slow child. For a minute the slow child also
-gets all other questions of that tenant, because tenants with cheap schemas must not wait for expensive schemas. The
-children work on one question of a tenant at a time, because other tenants must get turns.
+needed. A question goes to the quick child, where it may take a tenth of the CPU time that the settings allow. If the
+question takes more, the kernel kills the quick child. The question then goes to the slow child. For a minute the slow
+child also gets all other questions of that tenant, because tenants with cheap schemas must not wait for expensive
+schemas. The children work on one question of a tenant at a time, because other tenants must get turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leasehold.settings import Settings
 
 #: The quick child's share of the CPU time that an evaluation may take.
 _QUICK_SHARE = 0.1
-#: How long a tenant's questions go to the slow child after one of them has killed the quick child.
+#: For how long a tenant's questions go to the slow child, after a question of this tenant has killed the quick child.
 _SLOW_SECONDS = 60.0
 #: For how long a question that was too expensive is refused immediately, and how many such questions are remembered.
 _REFUSED_SECONDS = 600.0
@@ -40,8 +41,9 @@ _MAX_REFUSALS = 4096
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
     """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
-    `wall_seconds`: for one try of a question with all its payloads. A question also waits at most `wall_seconds` for
-    its tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that wait or run.
+    `wall_seconds`: the CPU time and the elapsed time of one try of a question with all its payloads. A question also
+    waits at most `wall_seconds` for its tenant's turn. `memory_bytes`: the memory of a child. `waiting`: the most
+    questions of a tenant that wait or run.
     """
 
     schema_max_size: int
@@ -126,7 +128,7 @@ class Evaluator:
             raise PayloadMismatch(
                 answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
             )
-        if answer:  # the child refuses the schema, which an earlier release has accepted
+        if answer:  # the child refuses the schema, although an earlier release accepted it
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
@@ -239,7 +241,9 @@ class _Question:
 
 
 class _Child:
-    """A child process, which is replaced when it dies. It gets one question at a time: others wait for their turn."""
+    """A child process, which is replaced when it dies. It gets one question at a time. Other questions wait for their
+    turn.
+    """
 
     def __init__(self, limits: EvaluationLimits, cpu_seconds: float) -> None:
         self._limits = limits
@@ -249,8 +253,8 @@ class _Child:
 
     async def ask(self, question: _Question) -> dict[str, Any]:
         """The child's answer. Raises Died and Late. A child may die because earlier questions have filled its memory.
-        So if the child had answered questions before, and has not died of too much CPU time, a new child gets the
-        question again.
+        So a new child gets the question again if the dead child had answered earlier questions, and did not die of too
+        much CPU time.
         """
         async with self._turn:
             process = await self._start_if_dead()
@@ -263,7 +267,7 @@ class _Child:
             return await self._exchange(await self._start_if_dead(), question)
 
     async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
-        """Ask by the schema's name first, and again with the schema if the child has no schema of this name."""
+        """Ask by the schema's name first. If the child has no schema of this name, ask again with the schema itself."""
         for with_schema in (False, True):
             body = question.encode(with_schema=with_schema)
             answer = await process.ask(body, self._cpu_seconds, self._limits.wall_seconds)
@@ -272,7 +276,7 @@ class _Child:
         return answer
 
     async def _start_if_dead(self) -> Process:
-        """The living process: a new one, if there is none."""
+        """The living process. If there is none, a new process is started."""
         if self._process is None or not self._process.alive:
             self._process = await Process.start(self._limits.memory_bytes)
         return self._process

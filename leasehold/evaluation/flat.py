@@ -2,8 +2,8 @@
 schema itself, without a child process.
 
 A flat schema is small, and has no reference, combination or pattern. So its evaluation visits every value of the
-payload exactly once, and compares the value with at most `weight` values of the schema. The work is at most payload
-bytes times weight. If this is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
+payload exactly once, and compares each with at most `weight` values of the schema. The work is at most payload bytes
+times weight. If this is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, 
 
 from leasehold.evaluation.cost import value_count
 
-#: The most bytes of a schema, and the most payload bytes times weight. Within these bounds an evaluation takes the
-#: event loop about a millisecond.
+#: The most bytes of a schema, and the most steps (payload bytes times weight). Within these bounds an evaluation takes
+#: the event loop about a millisecond.
 _MAX_SCHEMA_BYTES = 4096
 _MAX_STEPS = 200_000
 #: The most compiled schemas in the cache.
@@ -56,14 +56,14 @@ def weight(schema: Any) -> int | None:
 
 
 class FlatSchemas:
-    """A cache: the validators of recent schemas, and which recent schemas are not flat."""
+    """A cache. It has the validators of recent flat schemas, and notes which recent schemas are not flat."""
 
     def __init__(self) -> None:
         # {schema: (weight, validator)}; None: the schema is not flat.
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """The validator for the schema, if the parent may check a payload of this size. None: a child must check it."""
+        """The schema's validator, if the parent may check a payload of this size. None: a child must check it."""
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._validators:
@@ -86,7 +86,7 @@ def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
         return None
     try:
         return heaviest, compile_schema(schema)
-    except (ValidationError, ReferencingError, ValueError):  # not a JSON Schema: the evaluator reports why
+    except (ValidationError, ReferencingError, ValueError):  # not a JSON Schema: the evaluator reports the reason
         return None
 
 

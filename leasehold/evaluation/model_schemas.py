@@ -3,8 +3,8 @@
 The model itself checks each value that fits its schema. So the schema must not refuse a value that the model accepts.
 Pydantic accepts more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
 hyphens, a URL or an email address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS`
-allows them. The engine for patterns takes linear time, but lacks some of Python's expressions. `_with_known_patterns`
-leaves out the patterns that the engine cannot compile.
+allows them. The engine for patterns takes linear time, but does not know some expressions of Python's patterns.
+`_with_known_patterns` leaves out the patterns that the engine cannot compile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compile_model_schema(schema: Any) -> Draft202012Validator:
 
 
 def _reads(kind: Any) -> Callable[[str], bool]:
-    # Returns a function: whether pydantic accepts a text as a value of the type `kind`.
+    # Returns a function that tells whether pydantic accepts a text as a value of the type `kind`.
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def fits(text: str) -> bool:
@@ -70,7 +70,9 @@ _FORMATS: dict[str, Callable[[str], bool]] = {
 
 
 def _with_known_patterns(schema: Any) -> Any:
-    """The schema without the patterns that the engine cannot compile."""
+    """The schema without the patterns that the engine cannot compile. Such a pattern of `patternProperties` is not
+    simply left out: its subschema becomes `additionalProperties`.
+    """
     if isinstance(schema, list):
         return [_with_known_patterns(subschema) for subschema in schema]
     if not isinstance(schema, dict):
@@ -78,7 +80,8 @@ def _with_known_patterns(schema: Any) -> Any:
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword == "patternProperties" and isinstance(value, dict) and not all(map(_is_known, value)):
-            # A pattern for the keys of a dict. Pydantic writes one for all keys, so the subschema holds for all values.
+            # These are patterns for the keys of a dict. Pydantic writes one pattern, for all keys, so its subschema
+            # holds for all values of the dict.
             kept["additionalProperties"] = {"anyOf": [_with_known_patterns(subschema) for subschema in value.values()]}
         elif keyword in _NAMED and isinstance(value, dict):
             kept[keyword] = {name: _with_known_patterns(subschema) for name, subschema in value.items()}

@@ -16,12 +16,12 @@ import orjson
 from leasehold.evaluation.child import ANSWER, ENVIRONMENT, QUESTION
 
 _MAX_ANSWER_BYTES = 64 * 1024
-#: A child that has closed its pipe may take this long to end.
+#: The seconds that a child may take to end after it has closed its pipe.
 _GRACE_SECONDS = 2.0
 
 
 class Died(Exception):
-    """The child ended without an answer. `cpu_spent`: it had used its CPU time."""
+    """The child ended without an answer. `cpu_spent`: the child had used all its CPU time."""
 
     def __init__(self, *, cpu_spent: bool) -> None:
         super().__init__("too much CPU time" if cpu_spent else "the child died")
@@ -58,7 +58,7 @@ class Process:
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
         """The child's answer. Raises Died or Late. After such an error, and after a cancellation, the child is dead.
 
-        `question`: its JSON (evaluator._Question.encode).
+        `question`: the question as JSON (evaluator._Question.encode).
         """
         assert self._process.stdin is not None
         try:
@@ -81,7 +81,7 @@ class Process:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
         if size > _MAX_ANSWER_BYTES:
-            raise EOFError  # no answer is so large: `ask` treats this as the end of the child
+            raise EOFError  # no answer is this large: `ask` treats the child as dead
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 

@@ -1,7 +1,8 @@
 """Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
 Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of a tenant's template
-may be hostile. So the evaluator checks payloads against it, and uses a child process if the schema is not trivial.
+may be hostile. So the evaluator checks payloads against the schema, and uses a child process if the check may be
+expensive (flat.py).
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class TemplateVersion:
 
     @property
     def independent(self) -> bool:
-        """Whether runs of this template may run at the same time, and none replaces another."""
+        """Whether runs of this template may run at the same time, and no run replaces another run."""
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run, by a template that code declares: its schema is trusted. Raises Invalid with the
-        path of the value that does not fit.
+        """The parameters of a run of a template that code declares. The schema of such a template is trusted. Raises
+        Invalid with the path of the value that does not fit.
         """
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", mismatch_sentence(*problem))
@@ -129,8 +130,8 @@ class Templates:
     async def find(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None = None
     ) -> TemplateVersion:
-        """The template in this version, enabled or not; `version` None: in its newest enabled version. Raises NotFound
-        `template_not_found`, and Conflict `template_unreadable`.
+        """The template in this version, even if the version is disabled. If `version` is None: the template in its
+        newest enabled version. Raises NotFound `template_not_found`, and Conflict `template_unreadable`.
         """
         template_version = self.declared_in_code(template_type, version)
         if template_version is not None:
@@ -148,7 +149,9 @@ class Templates:
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
     async def exists(self, connection: Connection, tenant_id: str, template_type: str) -> bool:
-        """Whether the template has a version, enabled or not, also one that this release cannot read."""
+        """Whether the template has any version. A disabled version counts, and so does one that this release cannot
+        read.
+        """
         if self.declared_in_code(template_type) is not None:
             return True
         found: bool = await connection.fetchval(
@@ -159,8 +162,8 @@ class Templates:
     async def find_for_run(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
-        """The template of an existing run. A template in code has only its current version, whatever version the run
-        names. Raises NotFound.
+        """The template of an existing run. A template in code has only its current version, so this version is
+        returned, whatever version the run names. Raises NotFound.
         """
         return self.declared_in_code(template_type) or await self.find(connection, tenant_id, template_type, version)
 
@@ -177,8 +180,8 @@ class Templates:
         return self._runnable(await self.find_for_run(connection, tenant_id, template_type, version))
 
     def _runnable(self, template_version: TemplateVersion) -> TemplateVersion:
-        """The version, if runs of it may start. A template of an earlier release may name two workflows, and so may one
-        whose tasks have become workflows since.
+        """The version, if runs of it may start. It may name two workflows if an earlier release wrote it, or if
+        handlers that it names became workflows after it was written.
         """
         if not template_version.enabled:
             raise Conflict("template_disabled", "This version of the template is disabled.")
@@ -213,8 +216,8 @@ class Templates:
     async def params_of_all(
         self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """As `params`, for many payloads. If one of the payloads is at fault, the error is a PayloadMismatch, which has
-        the payload's position.
+        """As `params`, for many payloads. If a payload is at fault, this raises PayloadMismatch with the payload's
+        position.
         """
         all_params: list[dict[str, Any]] = []
         encoded_payloads: list[bytes] = []
@@ -250,7 +253,7 @@ class Templates:
 
         Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
         that is older than a deleted version. The reason: runs name their version, and a repeated run must not find
-        other content under it.
+        other content under the same version.
         """
         deleted_version = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
@@ -285,14 +288,14 @@ class Templates:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
     def _step_of(self, handler: str) -> Step | None:
-        """The step that declares this handler (`pipeline.step`). None: the code of this process has none."""
+        """The step that declares this handler (`pipeline.step`). None: the code of this process has no such step."""
         pipeline_name, _, name = handler.rpartition(".")
         pipeline = self.pipelines.find(pipeline_name)
         return None if pipeline is None else pipeline.by_name.get(name)
 
     def _check_workflows(self, pipeline: Pipeline) -> None:
-        """Raises Invalid for a pipeline with two workflows. A run has one journal, so the second workflow would take
-        the results of the first one's calls for its own.
+        """Raises Invalid for a pipeline with two workflows. A run has one journal, so the second workflow would mistake
+        the results of the first workflow's calls for results of its own calls.
         """
         declared_steps = [step if step.handler is None else self._step_of(step.handler) for step in pipeline.steps]
         if sum(step is not None and step.workflow for step in declared_steps) > 1:
@@ -314,7 +317,9 @@ class Templates:
     async def enable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int, *, enabled: bool
     ) -> None:
-        """Enable or disable a version. Raises NotFound, and Conflict for a template in code: it is always enabled."""
+        """Enable or disable a version. Raises NotFound. Raises Conflict for a template in code, because it is always
+        enabled.
+        """
         if self.declared_in_code(template_type) is not None:
             raise Conflict("template_reserved", "Templates that code declares are always enabled.")
         if not await connection.fetchval(
@@ -354,7 +359,7 @@ class Templates:
         limit: int,
     ) -> TemplatePage:
         """One page of the versions of all templates, or of the template `template_type`. `after`: the type and version
-        of the last entry of the page before.
+        of the last entry of the previous page.
         """
         rows = await connection.fetch(_PAGE, tenant_id, template_type, *(after or (None, None)), limit + 1)
         last_key = ("", 0) if after is None else _sort_key(*after)
@@ -374,8 +379,9 @@ class Templates:
         return TemplatePage(readable_versions, (type_of_last, -negative_version))
 
 
-#: Whether something uses a version. `scheduled`: a schedule of this version, or a schedule of the newest enabled
-#: version if no other version is enabled. `unfinished`: runs of this version.
+#: Whether something uses a version. `scheduled`: a schedule needs this version. A schedule that names no version runs
+#: the newest enabled version, so it needs this version if no other version is enabled. `unfinished`: runs of this
+#: version have not ended.
 _USES = """
 -- template_used
 SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
@@ -401,7 +407,7 @@ ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(deletion.version,
 """
 
 #: PostgreSQL compares types by their bytes (COLLATE "C"), as Python does. $3, $4: the type and version of the last
-#: entry of the page before.
+#: entry of the previous page.
 _PAGE = """
 -- template_page
 SELECT type, version, declaration, enabled FROM template
@@ -412,7 +418,7 @@ ORDER BY type COLLATE "C", version DESC LIMIT $5
 
 
 def _sort_key(template_type: str, version: int) -> tuple[str, int]:
-    """The sort key of a version in lists: by type, and newer versions first."""
+    """The sort key of a version. Lists are sorted by type, and have newer versions of a type first."""
     return template_type, -version
 
 
@@ -438,8 +444,8 @@ def template_not_found() -> NotFound:
 
 
 def _read(declaration: Any) -> Template:
-    """The template of a row. Raises Conflict `template_unreadable`: a person changed the row, or a release that allowed
-    more wrote it.
+    """The template of a row. Raises Conflict `template_unreadable` if this release cannot read the row, because a
+    person changed it, or because it was written by a release that allowed more.
     """
     try:
         return Template.model_validate(declaration)
