@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource
 
 log = structlog.get_logger(__name__)
 
-#: A larger file cannot be a secret: the path must be wrong.
+#: A file with more bytes cannot be a secret, so its path must be wrong.
 MAX_BYTES = 1024 * 1024
 
 
@@ -27,8 +27,8 @@ class FileSecret(SecretStr):
     cannot be read.
 
     The file may later be missing, empty or unreadable, for example during a rotation. The last value then stays in
-    force, and the log gets one line. Code in an event loop may read the value: a read costs one stat(2), and Kubernetes
-    has Secrets in memory.
+    force, and the log gets one line. Code in an event loop may read the value, because a read costs one stat(2), and
+    Kubernetes keeps Secrets in memory.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -56,8 +56,8 @@ class FileSecret(SecretStr):
         return self._secret_value
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of the value. If the callback raises OSError or ValueError, the file counts
-        as unreadable: the log gets a line. The other callbacks are called all the same.
+        """Call `callback` after each change of the value. If a callback raises OSError or ValueError, the file counts
+        as unreadable, and the log gets a line. The other callbacks are still called.
         """
         self._callbacks.append(callback)
 
@@ -73,8 +73,8 @@ class FileSecret(SecretStr):
 
 
 class FileSecretOfMapping(SecretStr):
-    """One secret of a file with a mapping of secrets. The file may later have no such secret: the last value then stays
-    in force.
+    """One secret of a file with a mapping of secrets. If the file later has no such secret, the last value stays in
+    force.
     """
 
     def __init__(self, file: FileSecret, name: str, value: str) -> None:
@@ -107,7 +107,9 @@ class SettingsWithFiles(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
     ) -> tuple[Any, ...]:
-        """A file that the environment names overrides a value of `.env`, as a variable of the environment does."""
+        """A file that the environment names overrides a value of `.env`, just as a variable of the environment
+        overrides it.
+        """
         for source in (*sources, *named_sources.values()):
             if isinstance(source, DotEnvSettingsSource):
                 source.env_vars = cls.without_files(source.env_vars)

@@ -63,7 +63,8 @@ _RESIGN_SECONDS = 3.0
 _NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AGAIN)
 
 #: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
-#: another run of its scope has ended. `server`, `provider`: of generations. `other`: of kinds of work from outside.
+#: another run of its scope has ended. `server`, `provider`: limits of generations. `other`: limits of kinds of work
+#: that do not ship with the platform.
 _KINDS_OF_LIMITS = ("code", "payload", "provider", "queue", "scope", "server", "template", "tenant", "other")
 
 LEADS = gauge(
@@ -108,9 +109,10 @@ async def query_all(
     silent. `kind_questions`: the questions that kinds of work add. `includes`: whether to ask the question with this
     name.
 
-    Counts and leaves out a question that the database refuses, or whose values do not fit its statement, and the first
-    question that takes too long. A second timeout ends the round, because the database is then slow as a whole. Raises
-    the error that ended the round: a timeout, or an error of the connection.
+    Three kinds of questions are counted as refused and left out: a question that the database refuses, a question whose
+    values do not fit its statement, and the first question that takes too long. A second timeout ends the round,
+    because the database is then slow as a whole. Raises the error that ended the round: a timeout, or an error of the
+    connection.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -169,12 +171,12 @@ class Exporter(Collector):
         self._silent_seconds = settings.silent_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
-        self._leads = False  # as the last answered try to lead said
+        self._leads = False  # the last answer to `workers.lead`
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
         self._snapshots = SnapshotAges()
         for name in [*_questions(self._silent_seconds), *(question.name for question in kind_questions)]:
-            EXPORTER_REFUSED.labels(name)  # at 0 from the start: an alert must see the first increase
+            EXPORTER_REFUSED.labels(name)  # at 0 from the start, because an alert must see the first increase
 
     async def run(self) -> None:
         """Ask the questions again and again, whenever this process leads."""
@@ -237,7 +239,9 @@ class Exporter(Collector):
         )
 
     def _with_ages(self, rows: Rows) -> Rows:
-        """The rows, with the age of the oldest snapshot also where PostgreSQL does not tell since when it is held."""
+        """The rows, in which the oldest snapshot is at least as old as this process knows. PostgreSQL does not tell
+        since when some snapshots are held (snapshots.py).
+        """
         if "snapshots" not in rows:
             return rows
         (snapshot,) = rows["snapshots"]
@@ -297,7 +301,9 @@ def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _held_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """Give each kind of limit a value, even if no job waits there: in a graph, no value means no answer."""
+    """Give each kind of limit a value, even if no job waits there, because a graph without values means that the
+    exporter got no answer.
+    """
     jobs, oldest = dict.fromkeys(_KINDS_OF_LIMITS, 0), dict.fromkeys(_KINDS_OF_LIMITS, 0.0)
     for row in rows:
         limit = row["limit"] if row["limit"] in jobs else "other"
@@ -352,7 +358,7 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
     first_leases = sorted(leases, key=lambda row: (_is_external(row), -row["overdue_oldest"], -row["oldest"]))
-    # A queue that is only in `leases_by_queue` has running tasks, but no others and no workers.
+    # A queue that is only in `leases_by_queue` has running tasks, but no other tasks and no workers.
     names = sorted({row["queue"] for row in [*_by_urgency(queues)[:MAX_QUEUES], *first_leases[:MAX_QUEUES]]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leases_by_queue[name]["running"] if name in leases_by_queue else 0) for name in names]
@@ -385,11 +391,12 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 
 
 def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The queues, the most urgent first. Tenants name queues, so there may be many. The alerts about waiting tasks
-    leave out the queues of external workers: they come last. Before them come the queues without due tasks, and first
-    the queues with due tasks. In each of these groups, a queue that workers serve and a queue that no worker serves
-    take turns, so that many of one sort do not hide the other. In both sorts, the queue whose oldest task has waited
-    longest comes first.
+    """The queues, the most urgent first. Tenants name queues, so there may be many.
+
+    First come the queues with due tasks, then the queues without due tasks. The queues of external workers come last,
+    because the alerts about waiting tasks leave them out. Within each of these groups, a queue that workers serve and a
+    queue that no worker serves take turns, so that many queues of one sort do not hide the other sort. Within a sort,
+    the queue whose oldest task has waited longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()
     keys: dict[str, tuple[bool, bool, int, bool]] = {}
@@ -471,8 +478,8 @@ def exporting(
     """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
     `kind_questions`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that
-    counts work, if it keeps up. `records_up`: the exporter records whether the database is up, because this process has
-    no heartbeat that does so.
+    answers the questions that count work, as long as it keeps up. `records_up`: the exporter records whether the
+    database is up, because this process has no heartbeat that does so.
     """
     exporter = Exporter(settings, owner, pool, kind_questions, replica, records_up=records_up)
     LEADS.set_function(lambda: exporter.exports)

@@ -1,4 +1,6 @@
-"""Counts jobs that ended, in the process that ended them: a worker, or the API for external workers and cancels."""
+"""Counts jobs that ended, in the process that ended them: in a worker, or, for external workers and cancels, in an API
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ JOBS = fast_counter(
     ["pipeline", "outcome"],
     words=["outcome"],
 )
-# An alert needs each outcome at 0 from the start, and the pipelines are not known then: a template is one, too.
+# An alert needs each outcome at 0 from the start. The pipelines are not known then, because the templates of tenants
+# are pipelines, too. So this counter has no label for the pipeline.
 OUTCOMES = fast_counter(
     "job_outcomes_total", "Jobs that ended, as leasehold_jobs_finished_total, of all pipelines together", ["outcome"]
 )

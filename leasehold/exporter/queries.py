@@ -1,9 +1,9 @@
 """The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
-A count stops at a cap. So a million waiting tasks cost no more than ten thousand to count, and both numbers mean the
-same to an operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap
-scan would first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an
-index only for a value that is constant during a statement.
+A count stops at a cap. So a million waiting tasks cost no more to count than ten thousand. Both numbers mean the same
+to an operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap. Without the
+ORDER BY, PostgreSQL could use a bitmap scan, which first reads all entries. The statements use `now()` and not
+`clock_timestamp()`, because PostgreSQL can search an index only for a value that is constant during a statement.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from leasehold.transitions.sweeps import IS_FORGETTABLE
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
 #: The most leases that one round reads. It is higher than the cap of a count, because the index does not show which
-#: leases have expired: LEASES reads all leases up to this number.
+#: leases have expired. So LEASES must read all leases, up to this number.
 MAX_LEASES = 100_000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The lines of a queue share the cap: each counts up to `share.max_tasks`. `waiting_tasks`: the counts by queue.
-# `serving_workers`: the workers by queue. A queue that workers serve has a row even if it has no tasks.
-# $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
+# scan. The cap is divided among the lines of a queue: each line counts up to `share.max_tasks`. `waiting_tasks`: the
+# counts of tasks by queue. `serving_workers`: the number of workers by queue. A queue that workers serve has a row even
+# if it has no tasks. $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
 QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE {lines_of_all_queues("$3")}, share AS (
@@ -75,10 +75,11 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason if the last tick was
-# refused, for example because of a limit of the tenant or a broken template: then only the tenant can help. The codes
-# are those of an error of the platform, of a machine that is too busy to check a payload, and of the object store. Nor
-# is it the reason if `last_error` is about the due tick itself, and no worker may have the code of the template now.
+# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason in two cases. First:
+# the last tick was refused, for example because of a limit of the tenant or a broken template. Then only the tenant can
+# help. The listed codes are the exceptions, because the platform may be the reason for them: an error of the platform,
+# a machine that is too busy to check a payload, and an error of the object store. Second: `last_error` is about the due
+# tick itself, and no worker may have the code of the template now.
 _IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) OR {MAY_BE_SERVED})
                  AND NOT EXISTS (
                      SELECT FROM quarantine q
@@ -105,12 +106,13 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 """
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.
-# The answer counts them by the kind of the limit (`limit`): the first word of the limit's key, because the rest names a
-# tenant's things. A job that waits at limits of two kinds counts at each. Before `ready_at` a job waits for its time,
-# and not for the limit. A line is the waiting jobs of one limit (`tenant_id`, `key`), `owner` and `priority`.
-# `tenant_id`: the tenant that has the limit. `owner`: the tenant of the job, because tenants may share a limit.
-# `tenant` and `found` find the lines by a loose index scan. The lines share the cap. The cap also bounds the number of
-# lines: the statement takes the first line of each tenant_id, then the second line of each, and so on. $1 the cap.
+# The answer counts them by the kind of the limit (`limit`). This is the first word of the limit's key, because the rest
+# of the key has names that a tenant chose. A job that waits at limits of two kinds counts for both kinds. Before
+# `ready_at` a job waits for its time, and not for the limit. A line is the waiting jobs of one limit (`tenant_id`,
+# `key`), `owner` and `priority`. `tenant_id`: the tenant that has the limit. `owner`: the tenant of the job, because
+# several tenants may use the same limit. `tenant` and `found` find the lines by a loose index scan. The cap is divided
+# among the lines, and also bounds the number of lines: the statement takes the first line of each tenant_id, then the
+# second line of each, and so on. $1 the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -151,8 +153,8 @@ GROUP BY 1
 
 # The tasks that wait for a worker with their code, by queue. A worker without the code snoozes such a task, and records
 # it in `unknown_task`. So the task is not due, and QUEUES counts it as `later`. The record is void after the task's
-# next claim, which raises the epoch. The answer has at most 100 queues. The queues with the most such tasks come first.
-# A queue that workers serve may have a row with no such tasks. $1 the cap.
+# next claim, because a claim raises the epoch. The answer has at most 100 queues. The queues with the most such tasks
+# come first. A queue that workers serve may have a row even if it has no such task. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n
@@ -179,8 +181,8 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# How long ago the job expired that expired first of those that retention may delete now. The statement reads at most $1
-# expired jobs, because many of them may have to stay. $1 the cap.
+# Of the jobs that retention may delete now: how long ago the first of them expired. The statement reads at most $1
+# expired jobs, because many expired jobs may have to stay. $1 the cap.
 RETENTION = f"""
 -- exporter_retention
 SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
@@ -188,8 +190,8 @@ SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
                  WHERE {IS_FORGETTABLE} ORDER BY job.expires_at LIMIT 1), 0)::float8 AS oldest
 """
 
-# The numbers of rows are PostgreSQL's estimates; the sizes come from the file system. Events have a table for each day:
-# the answer has one row for all of them.
+# The numbers of rows are PostgreSQL's estimates; the sizes come from the file system. Events have one table for each
+# day. The answer has one row for all these tables together.
 TABLES = r"""
 -- exporter_tables
 SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
@@ -197,8 +199,7 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# PostgreSQL shows what other roles' sessions do only to members of pg_read_all_stats. A role always sees its own
-# sessions.
+# Only members of pg_read_all_stats see what the sessions of other roles do. Every role sees what its own sessions do.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
@@ -209,11 +210,13 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 GROUP BY 1
 """
 
-# The oldest snapshot that keeps vacuum from the tables of this database: that of a transaction (its snapshot, or its
-# own id, which it also has between two statements), of a prepared transaction, of a standby with hot_standby_feedback,
-# or of the replication slot of such a standby. A slot's `catalog_xmin` keeps only rows of the system catalogs.
-# Autovacuum's own workers do not count: they have no `usesysid`. `age`: how many transactions began since. `oldest`: in
-# seconds, of those for which PostgreSQL tells this role a time. `next_xid`: the next transaction's id, with 64 bits.
+# The oldest snapshot that keeps vacuum from deleting rows in the tables of this database. It may belong to a
+# transaction, a prepared transaction, a standby with hot_standby_feedback, or the replication slot of such a standby. A
+# transaction's own id counts as well as its snapshot, because it keeps the id between two statements. A slot's
+# `catalog_xmin` does not count, because it keeps only rows of the system catalogs. Autovacuum's own workers, which have
+# no `usesysid`, do not count. `age`: how many transactions began since the oldest snapshot. `oldest`: the greatest age
+# in seconds, among the snapshots for which PostgreSQL tells this role a time. `next_xid`: the next transaction's id,
+# with 64 bits.
 SNAPSHOTS = """
 -- exporter_snapshots
 SELECT coalesce(max(held.age), 0)::bigint AS age, coalesce(max(held.seconds), 0)::float8 AS oldest,

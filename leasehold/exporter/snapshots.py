@@ -1,5 +1,6 @@
-"""Estimates since when a snapshot is held. PostgreSQL tells only the oldest transaction that a standby or a replication
-slot still needs, and no time. So it is also for sessions of other roles, unless the exporter's role may see them.
+"""Estimates since when a snapshot is held. For a standby or a replication slot, PostgreSQL tells only the oldest
+transaction whose rows are still needed, and no time. It tells no time for sessions of other roles, either, unless the
+exporter's role may see them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ _MAX_ROUNDS = 720
 
 
 class SnapshotAges:
-    """Remembers the next transaction id of each round. A snapshot needs the rows that transactions from its `xmin` on
-    have deleted. So it is held at least since the first round whose next id was greater than its `xmin`: no other rows
-    of that time may go.
+    """Remembers the next transaction id of each round. A snapshot keeps the rows that transactions from its `xmin` on
+    have deleted. So it counts as held since the first round whose next id was greater than its `xmin`, because vacuum
+    may remove no row that was deleted after that round.
     """
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
@@ -24,11 +25,12 @@ class SnapshotAges:
         self._times: list[float] = []
 
     def seconds(self, next_xid: int, age: int) -> float:
-        """Record a round, and return for how many seconds a snapshot has been held at least, to one round. `age`: how
-        many transactions began since, as PostgreSQL's `age(xmin)`; 0: none, so it keeps nothing.
+        """Record a round. Returns the least number of seconds for which a snapshot has been held, precise to one round.
+        `age`: how many transactions began since the snapshot, as PostgreSQL's `age(xmin)`; 0: none began, so the
+        snapshot keeps nothing.
         """
         now = self._clock()
-        if self._next_xids and next_xid < self._next_xids[-1]:  # another server, with transactions of its own
+        if self._next_xids and next_xid < self._next_xids[-1]:  # another server, which counts its own transactions
             self._next_xids.clear()
             self._times.clear()
         self._next_xids.append(next_xid)

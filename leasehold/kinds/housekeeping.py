@@ -1,5 +1,5 @@
 """The hook `Kind.housekeeping`: the types with which a kind of work declares duties (maintenance loops) that delete
-what the kind needs no more. The leading worker runs them (worker/maintenance/housekeeping.py).
+what the kind does not need any more. The leading worker runs the duties (worker/maintenance/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 _Unit = TypeVar("_Unit")
-#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. The transaction deletes
-#: only those of the jobs that are past `expires_at`. So the hook must restrict each of its statements to the jobs past
-#: `expires_at`, with `leasehold.transitions.sweeps.EXPIRED`.
+#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Of these jobs, the
+#: transaction deletes only the jobs that are past `expires_at`. So the hook must restrict each of its statements to the
+#: jobs past `expires_at`, with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 #: A hook that is called with the ids of expired jobs, in the transaction that ends them. The jobs may be of any kind.
 AfterExpiry: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
@@ -78,10 +78,10 @@ class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a separate loop, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
-    enough. `after_expiry`: writes the kind's own rows when the platform ends jobs whose deadline has passed. No step
-    can write them, because perhaps no worker claimed the job. `upload_too_large`: called for each upload whose object
-    is too large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store under which this
-    kind writes. Under these prefixes the platform ends multipart uploads whose writer has died.
+    enough. `after_expiry`: writes the kind's own rows when the platform ends jobs whose deadline has passed. A step
+    cannot write these rows, because perhaps no worker ever claimed the job. `upload_too_large`: called for each upload
+    whose object is too large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store
+    under which this kind writes. Under these prefixes the platform ends multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()
@@ -97,7 +97,9 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
 
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    """The hooks of all kinds. First the platform's own one, because any kind may have steps of external workers."""
+    """The hooks of all kinds. The platform's own hook comes first: it is needed because any kind may have steps of
+    external workers.
+    """
     hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
     return [external_files.forget_with_jobs, *hooks_of_kinds]
 

@@ -53,18 +53,18 @@ class RetryTerms:
 #: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
 #: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
-#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order. It withdraws the
-#: order. Raises Conflict if the job may not adopt the order now.
+#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order. The hook withdraws
+#: the order. It raises Conflict if the job may not adopt the order now.
 AfterAdoption: TypeAlias = AfterCancel
 #: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, whose
-#: step got this order as its answer. May search the latest jobs only.
+#: step got this order as its answer. The hook may search only the latest jobs.
 OrderHolders: TypeAlias = Callable[[Connection, UUID, str, str], Awaitable[Sequence[Mapping[str, Any]]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
-#: Called with (connection, job id, tenant, the step from which the job runs again; None: the failed one) in the
-#: transaction of a retry, after the retry has made the job pending. Returns the other jobs that the hook has ended.
-#: Raises Conflict if the job may not run again now.
+#: Called with (connection, job id, tenant, step) in the transaction of a retry, after the retry has made the job
+#: pending. `step`: the step from which the job runs again; None: the failed step. Returns the other jobs that the hook
+#: has ended. Raises Conflict if the job may not run again now.
 AfterRetry: TypeAlias = Callable[[Connection, UUID, str, str | None], Awaitable[Sequence[JobEnded]]]
 
 
@@ -84,17 +84,23 @@ class UnknownOrders:
     its id.
 
     `step`: the step that sends the order. It should need no other step. Otherwise a retry from an earlier step would
-    delete the note of `step` (what its attempts store for later attempts), and `step` could order twice. `intent`: the
-    member of that note with which `step` records that it is about to order. The member must stay until an attempt knows
-    that nothing was ordered: it makes the order an unknown one, whatever the job's error is. `codes`: error codes of
-    such jobs that few other jobs have. The console's Overview searches jobs with these codes for themselves, so that
-    many other failures do not hide them. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)`
-    returns the value with which `step` succeeds. Another step must need `step`: it continues with this value. (A
-    cancelled or expired job does not: its `after_adoption` withdraws the order.) `adoptable(opened, parameters)`
-    returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
-    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
-    tenants use this account, too, so only one job of all tenants can have such an order: `holders` finds the jobs that
-    have one without an adoption.
+    delete the note of `step` (what its attempts store for later attempts), and `step` could order twice.
+
+    `intent`: the member of that note with which `step` records that it is about to order. The member must stay until an
+    attempt knows that nothing was ordered, because this member alone makes the order an unknown order, whatever the
+    job's error is.
+
+    `codes`: error codes of such jobs that few other jobs have. The console's Overview searches for jobs with these
+    codes separately, so that many other failures do not hide them.
+
+    `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step`
+    succeeds. Another step must need `step`, and goes on with this value. (In a cancelled or expired job no step goes
+    on: `after_adoption` withdraws the order.) `adoptable(opened, parameters)` returns whether the other system can find
+    an order by its id; `opened` is the object that `Kind.opens` has opened.
+
+    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of all
+    tenants may use this account, so only one job of all tenants may have such an order. `holders` finds the jobs that
+    have the order already, without an adoption.
     """
 
     step: str
@@ -120,8 +126,8 @@ class KindOperations:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job as /v1/jobs uses it. `pipelines`: by their names. `scopes`: as in `Kind`; None: /v1/jobs does not
-    show the jobs of this kind. `operations`: the loaded hook. The other fields are as in `Kind`.
+    """A kind of job as /v1/jobs uses it. `pipelines`: the pipelines by their names. `scopes`: as in `Kind`; None:
+    /v1/jobs does not show the jobs of this kind. `operations`: the loaded hook. The other fields are as in `Kind`.
     """
 
     name: str
@@ -133,8 +139,8 @@ class JobKind:
     operations: KindOperations = KindOperations()
 
     def __post_init__(self) -> None:
-        """Raises DeclarationError for a kind whose jobs could stay pending for ever: after somebody has adopted a job's
-        order, no step might be left to run.
+        """Raises DeclarationError for a kind whose jobs could stay pending for ever, because no step might be left to
+        run after somebody has adopted a job's order.
         """
         orders = self.operations.unknown_orders
         if orders is None:
@@ -214,8 +220,8 @@ class JobKinds:
     def permitted_jobs(
         self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None
     ) -> PermittedJobs:
-        """The jobs that a key with `scopes` may read; with `write`, the jobs that it may change. `kind`: only jobs of
-        this kind; None: of every kind.
+        """The jobs that an API key with `scopes` may read, or, with `write`, may change. `kind`: only jobs of this
+        kind; None: of every kind.
         """
         allowed_kinds = [
             job_kind

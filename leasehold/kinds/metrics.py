@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from leasehold.domain.kind import Kind
 from leasehold.kinds.loading import load
 
-#: A statement stops counting at this number, which bounds its cost. For an operator, ten thousand means the same as a
-#: million.
+#: A statement stops counting at this number, so that its cost is bounded. For an operator, ten thousand means the same
+#: as a million.
 CAP = 10_000
 
 
@@ -25,8 +25,8 @@ class Question:
     The exporter runs all questions in one round every 10 to 60 s, and stops each statement after 3 s. So the statement
     must read a small index, never a table, and stop counting at CAP. If a statement is stopped or refused, or
     `to_metrics` raises, the exporter leaves out the metrics of this question only. But the second statement that is
-    stopped ends the round, and the exporter discards all answers of the round. It exports the answers of the round
-    before, until these are too old. `name`: no other question of a kind or of the platform may have this name.
+    stopped ends the round, and the exporter discards all answers of the round. It then exports the answers of the
+    previous round, until these are too old. `name`: no other question of a kind or of the platform may have this name.
     """
 
     name: str

@@ -12,7 +12,7 @@ from leasehold.settings import Settings
 
 
 async def open_all(kinds: Iterable[Kind], settings: Settings, stack: AsyncExitStack) -> Mapping[str, Any]:
-    """Open the objects of all `kinds`. Returns them by the kind's name; `stack` closes them.
+    """Open the objects of all `kinds`. Returns the objects by the names of their kinds. `stack` closes the objects.
 
     A hook must not fail because another service is down.
     """

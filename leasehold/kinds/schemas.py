@@ -14,7 +14,8 @@ from leasehold.domain.kind import Kind
 
 
 def schemas_of(kinds: Iterable[Kind]) -> tuple[Schema, ...]:
-    """The platform's schema, then those of `kinds`, whose tables may refer to the platform's tables.
+    """The platform's schema, then the schemas of `kinds`. The order matters: tables of kinds may refer to tables of the
+    platform.
 
     Raises DeclarationError if a package of migrations does not exist.
     """

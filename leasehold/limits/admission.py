@@ -39,8 +39,8 @@ Charge = Literal["submissions", "uploads"]
 _FULL_QUEUE_SECONDS = 5.0
 _NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
-# $1 jobs. `tasks`: those that wait in the queue, now or later. `held`: those of them that wait for the concurrency
-# limits of their jobs alone.
+# $1 the jobs. `tasks`: how many of their tasks wait in the queue, or will wait there once the concurrency limits admit
+# their jobs. `held`: how many of `tasks` wait only for these limits.
 _QUEUES_OF_JOBS = f"""
 -- queues_of_jobs
 SELECT t.queue, count(*)::int AS tasks, (count(*) FILTER (WHERE t.status = 'blocked'))::int AS held
@@ -64,9 +64,9 @@ class Payer:
 @dataclass(slots=True)
 class Paid:
     """The charge of a submission. `fields`: the RateLimit header fields for the answer. `is_single`: the submission
-    writes one job. `queues`: queue -> the written tasks that wait in it. The depths of these queues are checked again
-    after the write. `held`: queue -> those of its tasks that wait for the concurrency limits of their jobs alone, as
-    far as `add_queues_of` has counted them.
+    writes one job. `queues`: queue -> how many written tasks wait in it. The depths of these queues are checked again
+    after the write. `held`: queue -> how many of these tasks wait only for the concurrency limits of their jobs. Only
+    tasks that `add_queues_of` has counted are in `held`.
     """
 
     fields: dict[str, str]
@@ -86,7 +86,7 @@ def queues_of(
 
 
 def queues_of_jobs(tenant_id: str, pipeline: Pipeline, params: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """As `queues_of`, for a new job with each of these parameters."""
+    """As `queues_of`, for several new jobs: one job for each element of `params`."""
     if all(step.skip_if is None for step in pipeline.steps):
         queues = queues_of(tenant_id, pipeline)
         return Counter({queue: tasks * len(params) for queue, tasks in queues.items()})
@@ -97,7 +97,7 @@ class Admission:
     """The limits of this installation. Each process has one object, which remembers for a moment how much each tenant
     uses.
 
-    `kinds`: the kinds of work. The bytes that they keep for a tenant count as stored bytes, too.
+    `kinds`: the kinds of work. The bytes that a kind keeps for a tenant (`Kind.stored`) count as stored bytes, too.
     """
 
     def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:
@@ -123,13 +123,13 @@ class Admission:
         charge the rates and check the bounds. After the block, check again, under locks, the bounds that concurrent
         submissions may have exceeded together.
 
-        `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: bytes that are stored with the jobs. A
-        `count` of 0 is one job that is charged already.
+        `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: the bytes that are stored with the jobs. A
+        `count` of 0 stands for one job that has been charged already.
 
         Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
-        `batch_too_large` if the jobs alone exceed a limit: then waiting cannot help. Exception: a single job whose
-        tasks exceed the depth of a queue passes while no other task waits in the queue. So every job can pass at some
-        time, also a retry with all the parts of a step.
+        `batch_too_large` if the jobs alone exceed a limit, because then waiting cannot help. Exception: a single job
+        whose tasks exceed the depth of a queue passes while no other task waits in the queue. So every job can pass at
+        some time, even a retry with all the parts of a step.
         """
         paid = Paid(await self.charge(connection, payer, count), count <= 1, Counter(queues))
         await self._check_depth(connection, queues, is_single=paid.is_single)
@@ -141,8 +141,8 @@ class Admission:
 
     async def add_queues_of(self, connection: Connection, paid: Paid, *job_ids: UUID) -> None:
         """Add to `paid` the queues in which the jobs' tasks wait, or will wait once the concurrency limits admit the
-        jobs. Call this after the write, once for each job whose queues `submitting` did not get. An example is a retry:
-        it may begin at any step.
+        jobs. Call this after the write, once for each job whose queues `submitting` did not get. An example is a retry,
+        because it may begin at any step.
         """
         if self._settings.queue_depth_limit is None:
             return
@@ -151,8 +151,8 @@ class Admission:
             paid.held[row["queue"]] += row["held"]
 
     def check_added(self, paid: Paid) -> None:
-        """Raises Invalid `batch_too_large` if the tasks of several jobs alone exceed the depth of a queue: then waiting
-        cannot help. For a request that can send fewer jobs. Call it after `add_queues_of`.
+        """Raises Invalid `batch_too_large` if the tasks of several jobs alone exceed the depth of a queue, because then
+        waiting cannot help. This is for requests whose client can send fewer jobs. Call it after `add_queues_of`.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is not None and not paid.is_single:
@@ -226,8 +226,8 @@ class Admission:
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
     async def _check_depth(self, connection: Connection, queues: Mapping[str, int], *, is_single: bool) -> None:
-        """Check that each queue has room for its new tasks. `queues`: queue -> the number of these tasks. `is_single`:
-        they are of one job.
+        """Check that each queue has room for its new tasks. `queues`: queue -> the number of its new tasks.
+        `is_single`: all new tasks belong to one job.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is None:
@@ -270,7 +270,9 @@ def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
 
 
 def _refuse_too_many_at_once(queues: Mapping[str, int], at_most: int) -> None:
-    """Raises Invalid if the tasks of several jobs alone exceed the depth of a queue. `queues`: queue -> the tasks."""
+    """Raises Invalid if the tasks of several jobs alone exceed the depth of a queue. `queues`: queue -> the number of
+    tasks.
+    """
     for tasks in queues.values():
         if tasks > at_most:
             sentence = f"{tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
@@ -278,7 +280,7 @@ def _refuse_too_many_at_once(queues: Mapping[str, int], at_most: int) -> None:
 
 
 def _queue_full(at_most: int, tasks_of_job: int) -> TooMany:
-    """`tasks_of_job`: of a single job, in this queue; 0: there are several jobs."""
+    """`tasks_of_job`: the number of tasks of a single job in this queue; 0: there are several jobs."""
     sentence = f"At most {at_most} tasks may wait in the queue: try again later."
     if tasks_of_job > at_most:
         sentence += f" This job has {tasks_of_job} tasks there, so it is accepted while no other task waits there."

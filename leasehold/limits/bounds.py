@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The table of a row. `gate` has the concurrency limits. Only the limits that an operator has declared count; those of
-#: the pipelines' code do not.
+#: The table of a row. `gate` has the concurrency limits. Only limits that an operator has declared count; limits that
+#: the code of pipelines declares do not.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
@@ -49,7 +49,7 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Take a lock: until the caller's transaction ends, no other transaction adds a row of `thing` for the tenant."""
+    """Take a lock. Until the caller's transaction ends, no other transaction adds a row of `thing` for the tenant."""
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 

@@ -18,13 +18,13 @@ GB = 1_000_000_000
 #: The longest that one download may take, in seconds.
 MAX_SECONDS = 300
 MAX_AT_ONCE = 10
-#: (requests, within seconds)
+#: Each pair: at most this many requests, within this many seconds.
 RATES = ((5, 10), (20, 60))
-#: (bytes, within seconds)
+#: Each pair: at most this many bytes, within this many seconds.
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# A row for each time window: its requests and bytes, and the seconds until its oldest download leaves the window
-# (`wait`).
+# The answer has a row for each time window: its requests and bytes, and the seconds until its oldest download leaves
+# the window (`wait`).
 _BY_WINDOW = """
 -- downloads_seen
 SELECT time_window.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -34,8 +34,8 @@ LEFT JOIN download d ON d.key_prefix = $2 AND d.tenant_id = $1
      AND d.started_at > clock_timestamp() - make_interval(secs => time_window.seconds)
 GROUP BY time_window.seconds
 """
-# Counts the downloads under way. If the API process of a download died, its row counts until `lapses_at`. The condition
-# on `started_at` only narrows the range of the index that PostgreSQL reads.
+# Counts the downloads under way. If the API process of a download died, the row of the download counts until
+# `lapses_at`. The condition on `started_at` only narrows the range of the index that PostgreSQL reads.
 _AT_ONCE = """
 -- downloads_at_once
 SELECT count(*) FROM download
@@ -51,7 +51,7 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The downloads of a key within a time window. `wait_seconds`: until the oldest of them leaves the window."""
+    """The downloads of a key within a time window. `wait_seconds`: how long until the oldest of them leaves it."""
 
     requests: int
     bytes: int
@@ -79,7 +79,9 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
 
 
 def _check_windows(windows: dict[int, _Window], size: int) -> None:
-    """Raises TooMany if another download of `size` bytes exceeds a rate or a quota. `windows`: by their seconds."""
+    """Raises TooMany if another download of `size` bytes exceeds a rate or a quota. `windows`: each window by its
+    length in seconds.
+    """
     for at_most, seconds in RATES:
         if windows[seconds].requests >= at_most:
             raise TooMany(
@@ -91,7 +93,8 @@ def _check_windows(windows: dict[int, _Window], size: int) -> None:
                 retry_after=windows[seconds].wait_seconds,
             )
     for quota, seconds in QUOTAS:
-        # In an empty window any download may begin: otherwise one that is larger than the quota could never begin.
+        # In an empty window any download may begin. Otherwise a download that is larger than the quota could never
+        # begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             hours = counted(seconds // 3600, "hour", "hours")
             raise TooMany(

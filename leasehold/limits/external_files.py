@@ -2,8 +2,8 @@
 worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
 The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
-reads. The row of a file in the table `upload` has the task and the epoch. With these, housekeeping finds and deletes
-the files that an attempt has uploaded, but has not named at its completion.
+reads. The row of a file in the table `upload` has the task and the epoch. By these, housekeeping finds and deletes the
+files that an attempt has uploaded, but has not named at its completion.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from leasehold.transitions import settlements
 from leasehold.transitions.settlements import Completion, Output, Settled
 from leasehold.transitions.sweeps import EXPIRED
 
-#: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
+#: How many completions of one tenant a process verifies at once. A higher number would slow the object store for other
+#: tenants.
 _MAX_VERIFICATIONS = 2
 
 # `unindexed`: PostgreSQL finds the task by its id, not by an index of running tasks.
@@ -59,8 +60,8 @@ WHERE u.key IN (
     LIMIT $1 FOR UPDATE OF open_upload SKIP LOCKED
 )
 """
-# $1 jobs, $2 the longest time of a URL, $3 the slowest transfer. All URLs of a job were issued before the job ended.
-# `most = -1`: housekeeping deletes any object at the key.
+# $1 jobs, $2 the longest time for which a URL is valid, $3 the time of the slowest transfer. All URLs of a job were
+# issued before the job ended. `most = -1`: housekeeping deletes any object at the key.
 _FORGET_WITH_JOBS = f"""
 -- external_files_forget_with_jobs
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
@@ -71,7 +72,7 @@ FROM output o JOIN task t ON t.id = o.task_id JOIN job j ON j.id = o.job_id
 WHERE o.{EXPIRED} AND j.finished_at + $2::interval + $3::interval > clock_timestamp() AND starts_with(t.queue, 'ext:')
 ON CONFLICT (key) DO NOTHING
 """
-#: LEASEHOLD_UPLOAD_URL_SECONDS is at most this.
+#: The highest value that LEASEHOLD_UPLOAD_URL_SECONDS may have.
 _LONGEST_URL = timedelta(seconds=900)
 
 
@@ -171,8 +172,8 @@ class Files:
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[UploadedFile]) -> list[Output]:
         """Read the files' bytes from the store, and return the files as outputs. Holds no connection while it reads.
 
-        If the lease is lost, reads nothing and returns an empty list: `complete` then reports the lost lease. Raises
-        Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
+        If the lease is lost, this reads nothing and returns an empty list, because `complete` then reports the lost
+        lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
             return []
@@ -219,9 +220,9 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
     """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call this in a
     transaction that has locked the job.
 
-    A worker may repeat the call because the answer to the first call was lost. Then the attempt has ended, and its
-    files are outputs already: `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if
-    a file that `Files.check` has found is not announced any more.
+    A worker may repeat the call because the answer to the first call was lost. Then the attempt has ended, its files
+    are outputs already, and `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if a
+    file that `Files.check` has found is not announced any more.
     """
     lease, outputs = completion.lease, completion.outputs
     if outputs and await _prefix_of(connection, tenant_id, lease) is not None:
@@ -235,14 +236,15 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Watch the keys of files of jobs that are about to be deleted, until no transfer can arrive any more.
 
-    A completed file has no row of `upload`: while the job exists, a transfer that arrives can only store an object of
-    the announced size, which the job's deletion deletes. An object that arrives after the deletion would stay for good.
+    A completed file has no row of `upload`. While the job exists, it needs none: a transfer that arrives can only store
+    an object of the announced size, and the job's deletion deletes this object. But an object that arrives after the
+    deletion would stay for good.
     """
     await connection.execute(_FORGET_WITH_JOBS, list(job_ids), _LONGEST_URL, uploads.SLOWEST_TRANSFER)
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> bool:
     """Abandon at most `limit` files that an attempt has announced, but has not named when it ended. Housekeeping then
-    deletes their objects, also objects that arrive later. Returns whether more files may be due.
+    deletes their objects, even those that arrive later. Returns whether more files may be due.
     """
     return row_count(await connection.execute(_GIVE_UP, limit)) >= limit

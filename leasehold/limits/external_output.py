@@ -35,7 +35,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class StoredItems:
     """The outcome of a request. `items`: how many of its items are stored. `cut`: the attempt has reached its bounds,
-    so no more items of it are stored.
+    so PostgreSQL stores no more of its items.
     """
 
     items: int
@@ -44,9 +44,9 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: a stored row has the same `first` (the number
-    of its first item) as this request, so the request was stored before. `known_items`: how many items that row has,
-    without the mark of a cut (see `_usage_sql`).
+    """How much the attempt has stored. `attempt`: the attempt's number. `is_known`: a stored row has the same `first`
+    (the number of its first item) as this request, so the request was stored before. `known_items`: how many items that
+    row has. The mark of a cut (see `_usage_sql`) does not count.
     """
 
     attempt: int
@@ -84,7 +84,8 @@ async def log(
 ) -> StoredItems | None:
     """Store lines of the attempt. `first`: the number of the first of these lines within the attempt. A later request
     with the same number is a repetition, and stores nothing. Call this in a transaction that has locked the job (as
-    `external.lock` does), because two requests at once could otherwise exceed the bounds. None: the lease is lost.
+    `external.lock` does), because two requests at once could otherwise exceed the bounds. Returns None if the lease is
+    lost.
     """
     usage = await _read_usage(connection, _LINES, lease, first)
     if usage is None or usage.is_known or usage.cut:

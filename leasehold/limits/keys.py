@@ -39,10 +39,10 @@ async def make(
     cell: str = "",
     seed: bytes | None = None,
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: from now,
-    by the database's clock; None: the key has no end. `cell`: the name of the cell that makes the key (one of several
-    installations, each with tenants of its own); empty: there is only one installation. `seed`: a secret from which a
-    repetition makes the same key again; None: the key is random.
+    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: how long
+    the key is valid from now, by the database's clock; None: the key never expires. `cell`: the name of the cell that
+    makes the key (one of several installations, each with tenants of its own); empty: there is only one installation.
+    `seed`: a secret from which a repetition makes the same key again; None: the key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """
@@ -87,9 +87,9 @@ async def rotate(
     cell: str = "",
     seed: bytes | None = None,
 ) -> NewKey:
-    """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: how
-    many valid keys a tenant may have. During overlaps a tenant may have twice as many, because it may rotate all its
-    keys at once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
+    """Create a successor of the key. The old key expires after `overlap` (see `credentials.rotate_key`). `at_most`: how
+    many valid keys a tenant may have. During overlaps a tenant may have twice this number, because it may rotate all
+    its keys at once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
@@ -104,7 +104,9 @@ async def rotate(
 async def expire(
     connection: Connection, actor: Actor, prefix: str, lifetime: timedelta, tenant_id: str | None = None
 ) -> datetime:
-    """Make the key end after `lifetime`, unless it ends earlier. Returns when it ends. Raises NotFound."""
+    """Make the key expire after `lifetime`, unless it expires earlier. Returns the time at which it expires. Raises
+    NotFound.
+    """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         ends_at = await credentials.expire_key(connection, prefix, lifetime)

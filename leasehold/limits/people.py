@@ -2,7 +2,7 @@
 change by an admin also writes the audit.
 
 A person has a row in each tenant to which one of the person's groups has given access. The groups come from the OpenID
-provider. When no group gives access to the tenant any more, the row stays without scopes.
+provider. When no group gives access to the tenant any more, the row stays, but has no scopes.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ DELETE FROM person WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change by an admin. None: no change. `role`: the role to set; "provider" removes the role that an admin has
-    set, so that the scopes of the groups count again.
+    """A change by an admin. A field that is None changes nothing. `role`: the role to set; "provider" removes the role
+    that an admin has set, so that the scopes of the groups count again.
     """
 
     role: Role | Literal["provider"] | None = None
@@ -153,10 +153,10 @@ async def record_sign_in(
     rows: list[Row] = []
     refusal: Conflict | None = None
     async with connection.transaction():
-        # Another sign-in of the same person may write rows of other tenants: without this lock each could wait for the
-        # other's row.
+        # Another sign-in of the same person may write rows of other tenants. Without this lock, each of the two
+        # sign-ins could wait for a row that the other has locked.
         await lock_name(connection, f"person {subject} of {issuer}")
-        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order, or they could deadlock
+        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order: else they could deadlock
             await lock_name(connection, f"person of {tenant_id}")
             try:
                 await _check_room_for(connection, identity, tenant_id, max_people)
@@ -193,7 +193,7 @@ async def search(
     before: tuple[datetime, UUID] | None = None,
 ) -> list[Row]:
     """People of the tenant (None: of all tenants), the latest sign-ins first. `text`: only people whose login or name
-    contains it. `before`: the sign-in and the id of the last person of the page before.
+    contains this text. `before`: the sign-in and the id of the last person of the previous page.
     """
     return await connection.fetch(_LIST, tenant_id, text or None, at_most, *(before or (None, None)))
 
