@@ -1,4 +1,5 @@
-"""Rate limits that all processes share, by the algorithm GCRA: one row for each key, one statement for each request.
+"""Rate limits that hold for all processes together, by the algorithm GCRA: one row for each key, one statement for each
+request.
 
 The admission of jobs and some endpoints charge these rates. Each request adds a debt to its key. The debt is a number
 of seconds, and falls by one each second.
@@ -35,7 +36,7 @@ _BURST_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class Quota:
     """The answer to a charge. `limit`: requests a minute. `remaining`: how many further requests would be allowed now;
-    0 after a refused charge. `wait_seconds`: until the same charge would be allowed; 0: it is allowed.
+    0 after a refused charge. `wait_seconds`: the time until the same charge would be allowed; 0: the charge is allowed.
     """
 
     limit: int
@@ -76,7 +77,7 @@ def _remaining_requests(debt: float, per_minute: int) -> int:
 
 
 async def _read_debt(connection: Connection, key: str) -> float:
-    """The key's debt in seconds. Negative: the debt has been 0 for this long."""
+    """The key's debt in seconds. A negative value means that the debt has been 0 for this long."""
     debt: float | None = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
     )
@@ -96,7 +97,7 @@ async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
     """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. Returns
     whether more rows may be due.
 
-    SKIP LOCKED leaves out a row that is being charged: otherwise PostgreSQL would wait for the charge, and then delete
+    SKIP LOCKED leaves out a row that is being charged. Otherwise PostgreSQL would wait for the charge, and then delete
     the row.
     """
     status = await connection.execute(

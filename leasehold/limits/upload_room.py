@@ -1,7 +1,7 @@
 """Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, for which the tenant's other uploads must wait. Far from the tenant's bound an estimate is
-enough: the process counts without a lock, remembers the count for a moment, and adds each new upload to it.
+An exact count needs a lock, and the tenant's other uploads must wait for this lock. Far from the tenant's bound an
+estimate is enough: the process counts without a lock, remembers the count for a moment, and adds each new upload to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRESH_SECONDS = 1.0
 #: see what other processes admit. So within FRESH_SECONDS each process, apart from the first, may admit this share in
 #: addition to the bound.
 _FAR_SHARE = 0.25
-#: Tenants that a process remembers.
+#: The most tenants that a process remembers.
 _MAX_TENANTS = 10_000
 
 _COUNT = """
@@ -42,8 +42,8 @@ class _Count:
 
 
 class UploadRoom:
-    """The remembered counts of all tenants, with what this process has admitted since. `bound`: the bytes of unfinished
-    uploads that a tenant may have.
+    """The remembered counts of all tenants. To each count, this process adds the uploads that it has admitted since.
+    `bound`: the bytes of unfinished uploads that a tenant may have.
     """
 
     def __init__(self, bound: int) -> None:
@@ -51,8 +51,8 @@ class UploadRoom:
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     async def reserve(self, connection: Connection, tenant_id: str, size: int) -> bool:
-        """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Else add
-        nothing and return False: then the caller counts exactly, and calls `add_exactly`.
+        """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Otherwise
+        add nothing and return False. The caller must then count exactly, and call `add_exactly`.
         """
         cached = self._fresh_count(tenant_id)
         if cached is None:
@@ -67,12 +67,12 @@ class UploadRoom:
 
     def add_exactly(self, tenant_id: str, used_bytes: int, size: int) -> None:
         """Add an upload of `size` bytes that was admitted by an exact count of `used_bytes`. Otherwise `reserve` would
-        not know of this upload, and would give its room to others.
+        not know of this upload, and would give its room to other uploads.
         """
         cached = self._fresh_count(tenant_id)
         if cached is None:
             self._remember(tenant_id, used_bytes + size)
-        else:  # the exact count may be less than the remembered one: it lacks uploads that are not committed yet
+        else:  # the exact count may be lower than the remembered count, because it lacks uncommitted uploads
             cached.used_bytes = max(cached.used_bytes, used_bytes) + size
 
     def _remember(self, tenant_id: str, used_bytes: int) -> _Count:

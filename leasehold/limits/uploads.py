@@ -79,10 +79,10 @@ FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "t
 """
 # $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored object, $4 seconds until
 # the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While the client may
-# still send, an upload counts with its declared or its stored bytes, whichever are more. After that it counts with its
-# stored bytes, and the next inspection is the last. The upload may have changed since the object was read. If `most`
-# has changed, this statement changes nothing, and the upload stays due. If the client has got a new URL,
-# `writable_until` is later: the client may send again.
+# still send, an upload counts with its declared bytes or its stored bytes, whichever number is higher. After that it
+# counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
+# read. If `most` has changed, this statement changes nothing, and the upload stays due. If the client has got a new
+# URL, `writable_until` is later, and the client may send again.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -143,14 +143,15 @@ async def open_upload(
     Call this in a transaction. `counted_bytes`: how many bytes the upload counts until the first inspection. `at_most`:
     housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin to send. `room`: the
     counts that this process remembers; with them, a tenant that is far from its bound needs no lock. `exact`: the store
-    accepts exactly `counted_bytes`. `attempt`: the task and epoch with whose end the upload ends (external_files.py).
-    Raises TooMany `upload_quota_exceeded`.
+    accepts exactly `counted_bytes`. `attempt`: the task and epoch of the external worker's attempt. The upload ends
+    with this attempt (external_files.py). Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted_bytes, LEAST_COUNTED)
     if not await room.reserve(connection, tenant_id, size):
         used_bytes = await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
         room.add_exactly(tenant_id, used_bytes, size)
-    # After the URL's end: an exact upload cannot be too large, and below a prefix the client may still send.
+    # The first inspection can wait until after the URL's end in two cases. An exact upload cannot be too large, and
+    # below a prefix the client may still be sending.
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
@@ -160,9 +161,9 @@ async def open_upload(
 async def count_again(
     connection: Connection, settings: Settings, tenant_id: str, key: str, counted_bytes: int, room: UploadRoom
 ) -> None:
-    """Count an open upload as `open_upload` did, because its client gets a new URL. Since the first URL expired, the
-    upload may have counted fewer bytes. Call this in the transaction that has changed the upload's row. Raises TooMany
-    `upload_quota_exceeded`.
+    """Count an open upload again as `open_upload` did, because its client gets a new URL. Since the first URL expired,
+    the upload may have counted with fewer bytes. Call this in the transaction that has changed the upload's row. Raises
+    TooMany `upload_quota_exceeded`.
     """
     before = await connection.fetchval("SELECT bytes FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
     more = max(counted_bytes, LEAST_COUNTED) - max(before, LEAST_COUNTED)
@@ -204,8 +205,8 @@ async def close(connection: Connection, tenant_id: str, key: str, *, keep: int |
 
 
 async def keep_prefix(connection: Connection, tenant_id: str, key: str) -> bool:
-    """Delete the row of an upload below a prefix, in the transaction that writes the job of its objects. False:
-    housekeeping has deleted the objects, or may be deleting them, so the caller must not write the job.
+    """Delete the row of an upload below a prefix, in the transaction that writes the job of its objects. Returns False
+    if housekeeping has deleted the objects, or may be deleting them. The caller must then not write the job.
     """
     status = await connection.execute("DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND open", key, tenant_id)
     return row_count(status) > 0
@@ -217,12 +218,12 @@ async def forget(connection: Connection, tenant_id: str, key: str) -> None:
 
 
 async def due(connection: Connection, limit: int = 100) -> list[Due]:
-    """The uploads that are due for an inspection, without quarantined ones."""
+    """The uploads that are due for an inspection, without the quarantined uploads."""
     rows = await connection.fetch(_DUE, timedelta(seconds=_GRACE_SECONDS), limit)
     return [Due(**dict(row)) for row in rows]
 
 
-#: Takes a connection, an open upload whose object is too large, and the object's size.
+#: Called with (connection, an open upload whose object is too large, the object's size).
 OnTooLarge: TypeAlias = Callable[[Connection, Due, int], Awaitable[None]]
 #: Lends a connection for a block.
 Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
@@ -263,16 +264,16 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
 
 async def _size_of(store: ObjectStore, key: str) -> int | None:
-    """The size of the object at the key. None: there is none."""
+    """The size of the object at the key. None: there is no object."""
     stored_object = await store.head(key)
     return None if stored_object is None else stored_object.size
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
-    """Delete the objects of an upload below a prefix. The upload still has a row: the process that received the objects
-    has died, or is about to write their job. So this function closes the upload first. Then `keep_prefix` finds the
-    upload closed, and the job is not written. If `keep_prefix` came first, there is no row: the objects belong to a
-    job, and stay.
+    """Delete the objects of an upload below a prefix. The upload still has a row, so the process that received the
+    objects has died, or is about to write their job. So this function closes the upload first. Then `keep_prefix` finds
+    the upload closed, and the job is not written. But if `keep_prefix` came first, this function finds no row. Then the
+    objects belong to a job, and stay.
     """
     async with connections() as connection:
         if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):

@@ -2,8 +2,8 @@
 
 A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
 that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. The process adds to
-each count the jobs that it has admitted recently: if their transactions were not committed yet, the count lacks these
-jobs.
+each count the jobs that it has admitted recently, because the count lacks the jobs whose transactions were not
+committed yet.
 
 Near the bound on jobs, a remembered count is not exact enough. There the process counts the tenant's unfinished jobs at
 each submission, and again after the write, under a lock.
@@ -31,12 +31,13 @@ _COUNTING_SHARE = 0.05
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
 #: Jobs that were admitted this many seconds ago are committed by now, and a count contains them.
 _COMMIT_SECONDS = 2.0
-#: Tenants that a process remembers.
+#: The most tenants that a process remembers.
 _MAX_TENANTS = 10_000
 #: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: The retry-after in seconds. It is long for stored bytes: only a deletion or the end of a retention frees bytes.
+#: The retry-after in seconds. It is long for stored bytes, because only a deletion or the end of a retention frees
+#: bytes.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
@@ -67,7 +68,7 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 class _RecentAdmissions:
     """Counts all jobs that were admitted in the last _COMMIT_SECONDS, and some that are older.
 
-    `current`: the jobs of the current period, which began at `since`. `earlier`: the jobs of the period before. A
+    `current`: the jobs of the current period, which began at `since`. `earlier`: the jobs of the previous period. A
     period lasts at least _COMMIT_SECONDS.
     """
 
@@ -92,8 +93,8 @@ class _RecentAdmissions:
 @dataclass(slots=True)
 class _Usage:
     """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_jobs`,
-    `admitted_bytes`: all that this process has ever admitted by its memory. `is_counting`: a submission counts again at
-    the moment.
+    `admitted_bytes`: the sums of all that this process has ever admitted by remembered counts. `is_counting`: a
+    submission is just counting again.
     """
 
     jobs: int = 0
@@ -165,7 +166,8 @@ class Usage:
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
     ) -> bool:
-        # As `reserve`, for the jobs alone. Far from the bound the remembered count decides; else PostgreSQL counts.
+        # As `reserve`, for the jobs alone. Far from the bound, the remembered count decides. Otherwise PostgreSQL
+        # counts.
         if count > self._max_jobs:
             sentence = (
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
@@ -218,7 +220,7 @@ class Usage:
                 now = monotonic()
         finally:
             usage.is_counting = False
-        # The count may have missed the jobs and bytes that were admitted while it ran, however long that was.
+        # The count may have missed the jobs and bytes that were admitted while it ran, however long it ran.
         usage.jobs = jobs + recent + usage.admitted_jobs - jobs_before
         usage.stored_bytes = stored_bytes + usage.admitted_bytes - bytes_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)
@@ -231,7 +233,7 @@ class Usage:
 
 @asynccontextmanager
 async def _connection(database: Connection | ConnectionSource) -> AsyncIterator[Connection]:
-    """For the block: the caller's own connection, or one that is acquired from the source."""
+    """For the block: `database` itself if it is a connection, or a connection that is acquired from it."""
     if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
         yield database
     else:

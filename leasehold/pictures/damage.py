@@ -1,5 +1,5 @@
-"""Sorts the errors that Pillow raises while it decodes: a damaged picture, a lack of memory, or an error of the system.
-The media steps use this module. Conversions use it for their reference images.
+"""Tells apart the errors that Pillow raises while it decodes: a damaged picture, a lack of memory, or an error of the
+system. The media steps use this module. Conversions use it for their reference images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leasehold.domain.errors import Permanent, StepError
 def pillow_limits(max_pixels: int) -> Iterator[None]:
     """Set Pillow's own pixel limit, and raise its warning as an error.
 
-    All other warnings are hidden: they concern metadata that nobody reads.
+    All other warnings are hidden, because they concern metadata that nobody reads.
     """
     earlier_limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_pixels
@@ -35,7 +35,8 @@ def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Calla
     """Raise a decoder's errors as `damaged()`, because a damaged file can make a decoder raise any error, such as
     IndexError. Raise Pillow's refusal of the size as `too_many_pixels()`.
 
-    A lack of memory and errors of the system (which have an errno) pass unchanged: they are not faults of the picture.
+    A lack of memory and errors of the system (which have an errno) pass unchanged, because they are not faults of the
+    picture.
     """
     try:
         yield

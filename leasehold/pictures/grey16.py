@@ -13,7 +13,7 @@ def is_grey16(image: Image.Image) -> bool:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey by its high bytes: a plain conversion would clip every value above 255 to white."""
+    """Convert 16-bit grey to its high bytes, because a plain conversion would clip every value above 255 to white."""
     grey16 = image.convert("I")
     grey8 = grey16.point([value >> 8 for value in range(65536)], "L")
     transparent_value = image.info.get("transparency")

@@ -18,7 +18,7 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
 #: The shipped kinds with tables. Every database has these tables, so every process serves the kinds' endpoints and
-#: tidies their tables. That holds even for a process that lacks the libraries for CONVERSION (see `_with_installed`).
+#: tidies their tables. A process without the libraries for CONVERSION (see `_with_installed`) does so, too.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -30,9 +30,9 @@ RESERVED_NAMES = frozenset(
     for name in (kind.name, *(pipeline.name for pipeline in kind.pipelines))
 ) | {noop.name, demo_long_task.name}
 
-#: The queues of the shipped kinds. No step of a tenant's template may run in one of these queues: the step would take
-#: the slots that deliveries, bulk operations or conversions of all tenants need. Steps of external workers have
-#: separate queues.
+#: The queues of the shipped kinds. No step of a tenant's template may run in one of these queues, because it would take
+#: slots that deliveries, bulk operations or conversions of all tenants need. Steps of external workers have separate
+#: queues.
 RESERVED_QUEUES = frozenset(
     step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for pipeline in kind.pipelines for step in pipeline.steps
 )
@@ -60,7 +60,7 @@ def _with_installed(pipelines: Pipelines) -> Pipelines:
 def with_demonstrations() -> Pipelines:
     """The pipelines of `shipped`, and two pipelines that demonstrate or measure the platform. Only `leasehold dev`, the
     demo and benchmarks have these two, because a client could keep workers busy with them for hours. The kind MEDIA is
-    left out if the extra `media` is not installed: a worker could not load its handlers, and would end.
+    left out if the extra `media` is not installed, because a worker could not load its handlers, and would end.
     """
     pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)
@@ -74,8 +74,8 @@ def has_extra_media() -> bool:
 
 
 def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
-    """The `declared` pipelines and kinds, and the pipeline that delivers webhooks. For an installation without the
-    shipped kinds.
+    """The `declared` pipelines and kinds, and the pipeline that delivers webhooks. Use this for an installation without
+    the shipped kinds.
     """
     return Pipelines(*declared, WEBHOOK)
 

@@ -9,8 +9,8 @@
     parts     one after another, in the order of the manifest
 
 The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part, so a reader
-notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest,
-and so, by the sha256 of each part, also the parts.
+notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest.
+The manifest has the sha256 of each part, so the signature covers the parts, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leasehold.domain.errors import LeaseholdError
 
 MAGIC = b"LHNEF\x00\x00\x02"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
-_KEY_POSITION = len(MAGIC) + 8 + 32  # of the public key in the file
+_KEY_POSITION = len(MAGIC) + 8 + 32  # the position of the public key in the file
 _HEAD_BYTES = _KEY_POSITION + _KEY_BYTES + _SIGNATURE_BYTES
 _MAX_MANIFEST_BYTES = 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -100,7 +100,7 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
 
 
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
-    """Open a container and check its manifest, its length and its signature, if it has one.
+    """Open a container. Check its manifest, its length and, if it is signed, its signature.
 
     `trusted`: raw public keys; one of them must have signed the container. None: the container may be unsigned, or
     have the valid signature of any key. Raises BadContainer.
@@ -132,8 +132,8 @@ def _read_head(file: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _parse_manifest(manifest_bytes: bytes) -> dict[str, Any]:
-    """The manifest. Raises BadContainer if its form is not the form that `write` gives it: anybody can write a package,
-    and a correct sha256 proves nothing about the form.
+    """The manifest. Raises BadContainer if its form is not the form that `write` gives it. This must be checked,
+    because anybody can write a package, and a correct sha256 proves nothing about the form.
     """
     try:
         manifest = orjson.loads(manifest_bytes)
@@ -150,7 +150,7 @@ def _is_part(part: Any) -> bool:
         isinstance(part, dict)
         and isinstance(part.get("name"), str)
         and isinstance(part.get("sha256"), str)
-        and type(part.get("size")) is int  # `isinstance` would take True
+        and type(part.get("size")) is int  # `isinstance` would accept True
         and part["size"] >= 0
     )
 

@@ -49,8 +49,8 @@ class Preprocessing(BaseModel):
 class ConversionParams(BaseModel):
     """The parameters of a conversion. `enable_evaluate`, `enable_sim_*`: whether the reports contain an evaluation of
     the model, and its simulations in float (`fp`), in fixed point or on the hardware (`hw`). `accuracy_guard`: whether
-    layers stay float where the int8 model would lose more than a point of top-1 agreement. `seed`: the seed of all
-    generated data, because the same model must give the same bytes.
+    layers stay float if the int8 model would otherwise lose more than one percentage point of top-1 agreement. `seed`:
+    the seed of all generated data, because the same model must give the same bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -105,7 +105,7 @@ conversion = Pipeline(
     ],
 )  # fmt: skip
 
-# The worker itself signs, after the step and outside the sandbox: the child process must not see the key.
+# The worker itself signs, after the step and outside the sandbox, because the child process must not see the key.
 conversion.finishes("nef", sign_package)
 
 CONVERSION = Kind(
@@ -130,6 +130,6 @@ CONVERSION = Kind(
     ),
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
     scopes=Scopes(read="conversion:read", write="conversion:write"),
-    # /v1/jobs does not link to outputs: only GET /api/v1/jobs/{id}/result serves them, because it counts downloads.
+    # /v1/jobs does not link to outputs. Only GET /api/v1/jobs/{id}/result serves outputs, because it counts downloads.
     signed_links=False,
 )

@@ -26,7 +26,7 @@ REMEMBER_EXPIRED = timedelta(days=90)
 
 
 class Busy(Exception):
-    """The user has another unfinished conversion: `job_id`. None: that conversion has ended meanwhile."""
+    """The user has another unfinished conversion. `job_id`: its job; None: that conversion has ended meanwhile."""
 
     def __init__(self, job_id: UUID | None) -> None:
         super().__init__(f"unfinished: {job_id}")
@@ -36,8 +36,8 @@ class Busy(Exception):
 @dataclass(frozen=True, slots=True)
 class NewConversion:
     """A conversion to write. The job's exclusive_key is the user: a unique index allows one unfinished job for each
-    key. `owner_tenant`: the client's own `tenant_id`. It grants nothing: rights follow from the job's tenant. `input`:
-    what the client sent, as the API shows it.
+    key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from the job's
+    tenant. `input`: the client's request, as the API shows it.
     """
 
     job: NewJob
@@ -49,7 +49,7 @@ class NewConversion:
 
 
 async def create(connection: Connection, new: NewConversion) -> Submitted:
-    """Write the job and its row. Raises Busy; then nothing is written."""
+    """Write the job and the row of its conversion. Raises Busy, and then writes nothing."""
     try:
         async with connection.transaction():
             submitted = await limits.submit(connection, new.job)
@@ -140,7 +140,8 @@ async def newest(
 ) -> tuple[Sequence[Row], int]:
     """A page of conversions, newest first, and the number of conversions on all pages (counted up to MAX_COUNTED).
 
-    `before`: the last job of the page before; None: the first page. None for `user_id` or `states`: any.
+    `before`: the last job of the previous page; None: the first page. If `user_id` or `states` is None, every user or
+    state counts.
     """
     page = await connection.fetch(
         f"{_CONVERSION} WHERE {_SELECTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",

@@ -1,6 +1,6 @@
-"""The handlers of the conversion pipeline. Each calls the toolchain that the job names: `open`, which is our own and
-uses open-source libraries, or `kneron`, which is the chip vendor's. Two names are the vendor's: BIE for the int8 model,
-and NEF for the package that a chip loads.
+"""The handlers of the conversion pipeline. Each handler calls the toolchain that the job names. `open` is our own
+toolchain, which uses open-source libraries. `kneron` is the chip vendor's toolchain. Two names come from the vendor:
+BIE for the int8 model, and NEF for the package that a chip loads.
 
 Only a worker's child process imports this module, because the toolchains import heavy libraries.
 """

@@ -22,7 +22,7 @@ conversion = Table(
     Column("client_id", Text),  # the client whose API key created it; NULL in rows older than this column
     Column("promoting_until", TIMESTAMP(timezone=True)),  # until then a promote request holds the conversion
     Column("promoted", JSONB),  # the keys at the target, once all artifacts are copied
-    # For the lists, newest first: of a tenant, and of one user of a tenant.
+    # For lists that show the newest first: the list of a tenant, and the list of one user of a tenant.
     Index("conversion_newest", "tenant_id", text("job_id DESC")),
     Index("conversion_of_user", "tenant_id", "user_id", text("job_id DESC")),
 )
@@ -52,6 +52,6 @@ promoted_object = Table(
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),
     # false <= true, so `<=` means "implies".
     CheckConstraint("(reached = 'replaced') <= (backup IS NOT NULL)", name="replaced_has_backup"),
-    # For the keys of unfinished requests: by their job, and by the time after which a request counts as dead.
+    # Finds the keys of unfinished requests by their job, and by the time after which a request counts as dead.
     Index("promoted_object_turn", "for_job", "until", postgresql_where=text("turn IS NOT NULL")),
 )

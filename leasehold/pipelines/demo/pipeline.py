@@ -1,7 +1,7 @@
 """Declares two pipelines for demonstrations and measurements.
 
-`noop` has one step that does nothing, so a run of it costs only what the platform costs. `demo_long_task` sleeps in its
-second step. It shows progress and cancelling, and it runs long enough that a worker can be killed during the run.
+`noop` has one step that does nothing, so a run of it shows the cost of the platform alone. `demo_long_task` sleeps in
+its second step. It shows progress and cancelling, and it runs long enough that a worker can be killed during the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes and checks the addresses that providers call when the state of a generation changes.
 
-A call only makes a worker poll the provider immediately: the platform uses no content of the call. The address contains
-a signature over the job's id, so that nobody can guess the address and cause polls. The signature grants nothing more.
+A call only makes a worker poll the provider immediately. The platform uses no content of the call. The address contains
+a signature over the job's id, so that nobody can guess the address and cause polls. The signature grants nothing else.
 """
 
 from __future__ import annotations

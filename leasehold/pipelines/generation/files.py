@@ -1,5 +1,5 @@
 """Downloads a provider's files for the step `store` of a generation (an order of images or a video). Private addresses
-are refused, and sizes are bounded. The first bytes of a file decide its type: the Content-Type that the provider sends
+are refused, and sizes are bounded. The first bytes of a file decide its type. The Content-Type that the provider sends
 does not count.
 """
 
@@ -15,10 +15,11 @@ _TIMEOUT_SECONDS = 600.0
 _REDIRECTS = 3  # the most redirects that one download follows
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: The codes of EgressRefused after which another attempt may succeed: DNS may work again later.
+#: The codes of EgressRefused after which another attempt may succeed, because DNS may work again later.
 _TEMPORARY_REFUSALS = frozenset({"host_unknown"})
 
-# The bytes that show a type, their position, and the extension and the content type. The first match counts.
+# Each entry: the bytes that show a type, their position in the file, the extension and the content type. The first
+# entry that matches counts.
 _IMAGES = (
     (b"\xff\xd8\xff", 0, "jpg", "image/jpeg"),
     (b"\x89PNG\r\n\x1a\n", 0, "png", "image/png"),
@@ -76,7 +77,9 @@ async def download(egress: Egress, settings: Settings, kind: Kind, url: str, pat
 
 
 def file_type_of(kind: Kind, head: bytes) -> tuple[str, str]:
-    """Extension and content type by the first bytes. Raises UnusableFile `not_an_image` or `not_a_video`."""
+    """The extension and the content type that the first bytes show. Raises UnusableFile `not_an_image` or
+    `not_a_video`.
+    """
     for magic, position, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
         if head[position : position + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
             return extension, content_type

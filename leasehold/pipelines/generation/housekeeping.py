@@ -1,7 +1,7 @@
 """The duties of the leading worker (the worker that is elected for maintenance) for generations. It deletes expired
 source images. When the deadline of a generation has passed, the worker submits a withdrawal: a job that cancels the
-order at the provider. The withdrawal needs the order. So before the rows of a generation are deleted, its order is
-copied into its unfinished withdrawal.
+order at the provider. The withdrawal needs the order. So before the worker deletes the rows of a generation, it copies
+the order into the unfinished withdrawal.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     """
 
     async def delete(key: str) -> None:
-        # An upload of an image that is stored already does not write the object again. If such an upload came just
-        # before the deletion, its image would be lost. So `condemn_source` first marks the row: from then on, uploads
-        # of the image are refused.
+        # A client may upload an image that is stored already. Such an upload does not write the object again, so if it
+        # came just before the deletion, its image would be lost. So `condemn_source` first marks the row. From then on,
+        # uploads of the image are refused.
         async with context.connections() as connection:
             is_condemned = await condemn_source(connection, key)
         if is_condemned:

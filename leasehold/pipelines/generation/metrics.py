@@ -33,7 +33,7 @@ _OUTCOMES = {
     OutcomeUnknown: "unknown",
     CancelledError: "cancelled",
 }
-_bounded_names = Bounded()  # of providers; names beyond the bound share one time series
+_bounded_names = Bounded()  # the names of providers; all names beyond the bound go to one time series
 
 
 def measured(provider: Provider) -> Provider:

@@ -1,6 +1,6 @@
 """Cancels and retries of generations (orders of images or videos at an outside provider). They follow the common rules
-for jobs. In addition, a cancel withdraws the order at the provider. A retry gets a new deadline, and ends a withdrawal
-that has not reached the provider yet.
+for jobs. In addition, a cancel withdraws the order at the provider. A retry gives the job a new deadline, and ends a
+withdrawal that has not reached the provider yet.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def operations() -> KindOperations:
     )
 
 
-#: The parameters of an order that are shown to people.
+#: The names of the parameters that people see as the order.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
@@ -74,15 +74,15 @@ def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID)
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value of the step `submit`, after a person has found its order at the provider. `ref`: the order's id there.
-    A submit that succeeds writes a value of the same form.
+    """The value of the step `submit`, after a person has found its order at the provider. `ref`: the order's id at the
+    provider. A submit that succeeds writes a value of the same form.
     """
     return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether a person may give the job the id of its order: yes, if the provider can be polled for an order by its id.
-    If not, the provider answers a submit with the files.
+    """Whether a person may give the job the id of its order. This is so if the provider can be polled for an order by
+    its id. Other providers answer a submit with the files.
     """
     return catalogue.has_poll(params["provider"], params["kind"])
 
@@ -118,11 +118,12 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 async def withdraw_adopted(
     connection: Connection, settings: Settings, job_id: UUID, tenant_id: str
 ) -> Sequence[Announcement]:
-    """As `withdraw`, in the transaction in which an ended generation adopts its order. An unfinished withdrawal that no
-    worker runs withdraws the adopted order: the lock keeps workers from it until the adoption is committed.
+    """As `withdraw`, in the transaction in which an ended generation adopts its order. If there is an unfinished
+    withdrawal that no worker runs, it will withdraw the adopted order. The lock of its row keeps workers from running
+    it until the adoption is committed.
 
-    Raises Conflict `order_being_withdrawn` if a worker may run the withdrawal just now: it may have read the generation
-    before the adoption, and then ends without having withdrawn anything.
+    Raises Conflict `order_being_withdrawn` if a worker may be running the withdrawal just now. Such a worker may have
+    read the generation before the adoption, and then the withdrawal would end without having withdrawn anything.
     """
     withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
@@ -137,8 +138,8 @@ async def withdraw_adopted(
 
 
 async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll
-    ends a generation at its deadline, and cancels the order. But no worker polled an expired job at its deadline. The
+    """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll ends
+    a generation at its deadline, and cancels the order. But a job expires only if no worker polled at its deadline. The
     relay publishes the hints of the withdrawals.
     """
     for job_id, tenant_id in await orders_under_way(connection, job_ids):
@@ -148,8 +149,8 @@ async def withdraw_expired(settings: Settings, connection: Connection, job_ids: 
 async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
-    """Complete the retry of a generation: let clients find its next result, give its job the time that the settings now
-    define, and end its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
+    """Complete the retry of a generation: let clients find its next result, give its job as much time as the settings
+    now define, and end its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
     `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
@@ -158,9 +159,10 @@ async def after_retry(
 
 
 async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
-    """Set the job's deadline by the order's new one (`retry_terms`), as at the job's submission. The replay gave the
-    job as much time as it had before: by the settings of that time, and by the polls that moved its deadline. A retry
-    that only stores what the provider has made has the time for that.
+    """Set the job's deadline from the order's new deadline (`retry_terms`), as at the job's submission. The replay only
+    gave the job as much time as it had before, which depends on earlier settings and on the polls that moved its
+    deadline. If the provider has made the files already, the retry only stores them, and the job gets at least
+    STORE_TIME.
     """
     retried = await retried_order(connection, job_id)
     if retried is None:  # a withdrawal, the job that cancels an order
@@ -175,8 +177,8 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     Returns the withdrawal, if there was one.
 
     Raises Conflict `order_being_withdrawn` if a worker may be cancelling the order at the provider just now. Raises the
-    same error if the retry begins at `submit`: the id of the new order would replace the id of the first order. Then
-    nobody could withdraw the first order.
+    same error if the retry begins at `submit`, because the id of the new order would replace the id of the first order.
+    Then nobody could withdraw the first order.
     """
     withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
@@ -233,8 +235,8 @@ def own_limits(
 ) -> list[ConcurrencyLimit]:
     """The concurrency limits of an order. `terms` None: the installation no longer has the provider.
 
-    All tenants share the limit of a provider. They also share the limit of a server that a client names, because such a
-    server is one machine. If the client names no server, the limit is the tenant's own.
+    The limit of a provider holds for all tenants together. So does the limit of a server that a client names, because
+    such a server is one machine. If the client names no server, each tenant has a limit of its own.
     """
     limits = []
     if settings.generation_per_server:

@@ -22,18 +22,19 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 QUEUE = "generation"
 _SUBMIT_TIMEOUT = timedelta(minutes=3)
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
-#: the job this long after the deadline. A submit that begins just before the deadline has ended by then, and the poll
-#: after it has run.
+#: the job when this time has passed after the deadline. A submit that begins just before the deadline has ended by
+#: then, and the poll after it has run.
 BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
 #: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time in
 #: which no worker runs.
 STORE_TIME = timedelta(hours=4)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
-#: A withdrawal is tried for at least a day: an order that nobody cancels goes on, and costs money. Meanwhile an
-#: operator changes a revoked key, or pays the provider.
+#: A withdrawal is tried for at least a day, because an order that nobody cancels goes on, and costs money. In this time
+#: an operator can replace a revoked key, or pay the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
-# An error, because the reference of the errors reads codes and sentences where code makes an error of them.
+# This is an error object, because the generator of the errors' reference finds codes and sentences where code makes
+# errors.
 _UNKNOWN_ORDER = Permanent(
     "submit_outcome_unknown",
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it"
@@ -54,7 +55,8 @@ class Source(BaseModel):
 
 
 class GenerationParams(BaseModel):
-    """The parameters of a generation. `credential`: the client's own, sealed (encrypted). None: the installation's own.
+    """The parameters of a generation. `credential`: the client's own credential, sealed (encrypted); None: the job uses
+    the installation's credential.
 
     `resubmit`: if it is unknown whether the provider accepted an order, order again instead of failing with
     `submit_outcome_unknown`.
@@ -71,9 +73,9 @@ class GenerationParams(BaseModel):
     negative_prompt: str | None = None
     width: int | None = None
     height: int | None = None
-    sample_strength: float | None = None  # a field of the HTTP contract, which each provider interprets in its own way
+    sample_strength: float | None = None  # a field of the HTTP API; each provider interprets it in its own way
     images: tuple[Source, ...] = ()
-    is_pro: bool = False  # as `sample_strength`
+    is_pro: bool = False  # each provider interprets this in its own way, too
     duration: int | None = Field(default=None, description="Of a video, in milliseconds.")
     ratio: str | None = None
     extra: dict[str, Any] | None = None
@@ -117,8 +119,8 @@ generation = Pipeline(
 
 
 class Withdrawal(BaseModel):
-    """The parameters of a withdrawal. `job_id`: the generation. `order`: what is kept of its order, if the generation
-    was deleted before a worker cancelled the order at the provider (`transitions.withdrawals`).
+    """The parameters of a withdrawal. `job_id`: the generation. `order`: the part of the generation's order that is
+    kept, if the generation was deleted before a worker cancelled the order at the provider (`transitions.withdrawals`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -155,7 +157,7 @@ GENERATION = Kind(
         "leasehold.api.generation.events:router",
         "leasehold.api.generation.source_images:router",
     ),
-    # Providers have no API key: the signature in the URL proves that they may call it.
+    # Providers have no API key of the platform. The signature in the URL proves that they may call this endpoint.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     # Each process of the API opens the catalogue of providers once, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",

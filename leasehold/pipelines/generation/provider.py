@@ -1,8 +1,8 @@
 """The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
 A provider is a client of an external HTTP service. It keeps no state: the steps write into the task's note what the
-next attempt must know. A method fails with one of the errors below. Their messages contain no credential and no query
-of a URL.
+next attempt must know. A method fails with one of the errors below. Their messages contain no credential, and of a URL
+not the part after `?`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class Order:
     is_pro: bool = False
     duration_ms: int | None = None
     ratio: str | None = None
-    deadline_seconds: int | None = None  # until the job's deadline, for providers that accept a deadline
+    deadline_seconds: int | None = None  # the time until the job's deadline, for providers that accept a deadline
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 
     @property
     def whole_seconds(self) -> int | None:
-        """The duration for a provider that counts in seconds: rounded, and at least 1. None: the client named none."""
+        """The duration for a provider that counts in seconds: rounded, and at least 1. None: the client named no
+        duration.
+        """
         return None if self.duration_ms is None else max(1, round(self.duration_ms / 1000))
 
 
@@ -98,7 +100,7 @@ class Rejected(ProviderError):
 
 class NoAccess(ProviderError):
     """This installation has no access to the provider: the credential is missing or refused, the account cannot pay, or
-    the settings forbid the request. An operator can mend that. This request has bought nothing. An order that the
+    the settings forbid the request. An operator can change that. This request has bought nothing. An order that the
     provider accepted before the error may still be finished, and is paid for.
     """
 
@@ -135,11 +137,11 @@ class Provider(Protocol):
         """Send the order. Raises Rejected, NoAccess, TryLater or OutcomeUnknown."""
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), or NoAccess,
-        TryLater or OutcomeUnknown (poll again).
+        """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), NoAccess, TryLater
+        or OutcomeUnknown. After the last two, poll again.
         """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        """Ask the provider to stop the order. True: the order is stopped. False: the provider cannot stop it. Raises
-        NoAccess, TryLater or OutcomeUnknown (ask again), or Rejected.
+        """Ask the provider to stop the order. Returns True if the order is stopped, and False if the provider cannot
+        stop it. Raises Rejected, NoAccess, TryLater or OutcomeUnknown. After the last two, ask again.
         """

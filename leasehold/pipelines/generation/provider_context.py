@@ -31,9 +31,10 @@ class ProviderContext:
     sealing: Sealing
 
     def access(self, params: GenerationParams) -> tuple[Provider, str]:
-        """The provider of the order, and the client's credential. If the client sent none: the installation's own.
+        """The provider of the order, and the client's credential. If the client sent none, the installation's
+        credential.
 
-        Raises NoAccess `unknown_provider` (the installation no longer has it), `credential_unreadable` or
+        Raises NoAccess `unknown_provider` (the installation no longer has this provider), `credential_unreadable` or
         `credential_missing`.
         """
         return measured(self.providers[params.provider]), self._credential(params)
@@ -65,8 +66,8 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token. Each
-    provider interprets `sample_strength` and `is_pro` in its own way: the order passes them on unchanged.
+    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token.
+    `sample_strength` and `is_pro` are passed on unchanged, because each provider interprets them in its own way.
     """
     return Order(
         kind=params.kind,

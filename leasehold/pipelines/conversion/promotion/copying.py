@@ -39,7 +39,7 @@ _FINISH_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Copy:
     """One artifact to copy: from the object `source` of the installation's store to the target's `key`. `replace`:
-    whether the copy may replace an object that the tenant has promoted to the key before.
+    whether the copy may replace an object that the tenant promoted to the key earlier.
     """
 
     key: str
@@ -50,8 +50,8 @@ class Copy:
 
 @asynccontextmanager
 async def _time_limit(seconds: float) -> AsyncIterator[None]:
-    """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError that the block itself raises, as a
-    request to PostgreSQL may, passes unchanged.
+    """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError of the block itself, for example of a
+    request to PostgreSQL, passes unchanged.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -83,9 +83,10 @@ class Promoter:
         """Undo the changes of earlier calls (`earlier`), claim the keys, copy, and record that the job is promoted. The
         record commits in one transaction with the writes of `on_finish`.
 
-        Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone:
-        before this function raises, or later by the leading worker. One exception: if the answer to the COMMIT was lost
-        and PostgreSQL does not answer afterwards, the job may be promoted. A second request then shows whether it is.
+        Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone,
+        either before this function raises, or later by the leading worker. Exception: if the answer to the COMMIT was
+        lost and PostgreSQL does not answer afterwards, the job may be promoted. A second request then shows whether it
+        is promoted.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
@@ -127,7 +128,7 @@ class Promoter:
             raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
     async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
-        async with self._connections() as connection:  # first, so that whoever ends the call deletes the backup
+        async with self._connections() as connection:  # first, so that the backup is deleted even if this process dies
             await promotions.record_intent(connection, call, copy.key, None, backup)
         await self._target.back_up(copy.key, backup)
         async with self._connections() as connection:
@@ -180,7 +181,7 @@ class Promoter:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
     async def _undo_changes(self, call: PromoteCall) -> None:
-        """Undo what the call has changed so far, and what an earlier run of this function has not undone."""
+        """Undo all changes that the call has made so far, and that an earlier run of this function has not undone."""
         async with self._connections() as connection:
             changes = await promotions.changes_of(connection, call)
         await self.undo(changes)
@@ -192,8 +193,8 @@ class Promoter:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
-        """Remove created objects, restore replaced objects, and delete the backups. False: some changes could not be
-        undone now; the leading worker tries them again.
+        """Remove created objects, restore replaced objects, and delete the backups. Returns False if some changes could
+        not be undone now. The leading worker then tries them again.
         """
         is_complete = True
         for change in changes:
@@ -221,14 +222,15 @@ class Promoter:
                 log.warning("a copy stays: the target does not report whether this call wrote it", key=change.key)
 
     async def _restore(self, change: KeyChange, backup: str) -> None:
-        """Restore the replaced object. If its backup does not exist, the key keeps what lies there: another try would
-        not find the backup, either, and the key would be blocked for ever.
+        """Restore the replaced object. If its backup does not exist, the key keeps the object that lies there now. To
+        try again would not help, because the backup would still be missing, and the key would be blocked for ever.
         """
         if await self._store.head(backup) is None:
             log.error("a replaced object is lost: its backup does not exist", key=change.key, backup=backup)
         else:
             await self._target.restore(change.key, backup)
-        # Record it before the backup is deleted: a worker that goes on here must not look for the backup.
+        # Record this before the backup is deleted, because a worker that takes over from here must not look for the
+        # backup.
         async with self._connections() as connection:
             await promotions.record_restored(connection, change)
 
@@ -243,8 +245,8 @@ class Promoter:
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
     """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
 
-    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). If a key could not be undone, a call of this
-    function after that time tries it again.
+    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). If a key could not be undone, this function
+    tries the key again when it is called after that time.
     """
     if not is_configured(settings):
         return 0

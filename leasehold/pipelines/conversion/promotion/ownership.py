@@ -7,9 +7,9 @@ whose process died.
 
 Columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: when this call counts as dead.
 `for_job`: the job that this call promotes. `reached`: the change that this call may have made. `backup`: the key in the
-installation's store that may hold a copy of the replaced object. The row names it from before the copy is made until it
-is deleted. `job_id`: the job whose artifact lies at the key. Columns of a conversion. `promoting_until`: the end of a
-call's claim of the job. `promoted`: the keys of a finished call.
+installation's store that may hold a copy of the replaced object. The row names this key from before the copy is made
+until the copy is deleted. `job_id`: the job whose artifact lies at the key. Columns of a conversion. `promoting_until`:
+the end of a call's claim of the job. `promoted`: the keys of a finished call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from leasehold.domain.ids import new_id
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
-#: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes them. More than
-#: UNDO_SECONDS, because nobody else may hold a key that is still being undone.
+#: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
+#: number is higher than UNDO_SECONDS, because nobody else may hold a key that is still being undone.
 _UNDO_LEASE_SECONDS = 300
 #: The most keys of dead calls that the leading worker undoes at once.
 _MAX_DEAD_KEYS = 20
@@ -49,8 +49,8 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class PromoteCall:
-    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. Or a dead call: the leading worker
-    has claimed its job in order to undo the call.
+    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. It may also be a dead call, whose
+    job the leading worker has claimed in order to undo the call.
 
     `claimed_until`: the end of the claim, as in the row's `promoting_until`. This time identifies the claim, because a
     later claim has another end. None: the job needs no claim (see _CLAIM_DEAD).
@@ -124,10 +124,10 @@ _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
 """
-#: SQL: what to set in a key's row to end the claim of a call.
+#: SQL: the assignments in a key's row that end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
-# Keys without a backup are free now. The call keeps the other keys until it has deleted their backups. If it dies
-# before, a worker deletes them: `until` is now.
+# Keys without a backup are free now. The call keeps the other keys until it has deleted their backups. Their `until` is
+# now: if the call dies before, a worker finds them and deletes the backups.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
 WITH freed_keys AS (
@@ -152,7 +152,8 @@ UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
 # The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
 # could promote a job at the same time, and the worker would remove the new call's object. A job that is deleted or
-# promoted needs no claim: no new call can begin for it. $1: the seconds of the hold; $2: the largest number of keys.
+# promoted needs no claim, because no new call can begin for it. $1: the seconds of the hold; $2: the largest number of
+# keys.
 _CLAIM_DEAD = """
 -- promotion_dead
 WITH dead_keys AS MATERIALIZED (
@@ -192,7 +193,8 @@ RETURNING turn, key, reached, backup
 
 
 async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[PromoteCall, list[KeyChange]] | None:
-    """Claim the job. Returns the call, and the changes of earlier calls for the job: undo them before `claim`.
+    """Claim the job. Returns the call, and the changes of earlier calls for the job. The caller must undo these changes
+    before it calls `claim`.
 
     None: the job is promoted, or another call is promoting it.
     """
@@ -262,14 +264,14 @@ async def finish(connection: Connection, call: PromoteCall, keys: Sequence[str])
 
 
 async def is_finished(connection: Connection, call: PromoteCall, keys: Sequence[str]) -> bool:
-    """Whether the job is promoted to the keys. The answer is final: the statement waits for a `finish` whose COMMIT is
-    still under way.
+    """Whether the job is promoted to the keys. The answer is final, because the statement waits for a `finish` whose
+    COMMIT is still under way.
     """
     return bool(await connection.fetchval(_IS_FINISHED, call.job_id, call.tenant_id, list(keys)))
 
 
 async def record_restored(connection: Connection, change: KeyChange) -> None:
-    """Record that the key holds the replaced object again. The backup is left to be deleted."""
+    """Record that the key holds the replaced object again. The backup must still be deleted."""
     await connection.execute(_RECORD_RESTORED, change.call_id, change.key)
 
 
@@ -290,8 +292,9 @@ async def give_up(connection: Connection, call: PromoteCall) -> None:
 
 
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
-    """The keys that the call has claimed, and what it may have done at each so far. Nothing is to be undone if the call
-    has finished: the statement waits for a COMMIT of `finish` that is still under way.
+    """The keys that the call has claimed, and what it may have done at each so far. If the call has finished, the
+    result has nothing to undo. This is reliable, because the statement waits for a COMMIT of `finish` that is still
+    under way.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))
 

@@ -1,8 +1,8 @@
 """The two kinds of promotion target: another bucket, or an HTTP file service. To promote a conversion is to copy its
 artifacts there.
 
-copying.py uses these classes. `create` writes an object only if the key holds none, and `replace` overwrites the object
-there. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
+copying.py uses these classes. `create` writes an object only if the key holds no object, and `replace` overwrites the
+object at the key. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        True: an undo may call `remove`, because the target has created the object, or `remove` recognises an object of
-        another call. False: the target may have replaced an object. Raises Conflict `target_exists`, and changes
-        nothing, if an object lies at the key.
+        Returns True if an undo may call `remove`. This is so if the target has certainly created the object, or if
+        `remove` recognises objects of other calls. Returns False if the target may have replaced an object. If an
+        object lies at the key, this changes nothing and raises Conflict `target_exists`.
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -110,7 +110,8 @@ class _Bucket:
     an object.
 
     Some stores ignore this header. So when all bytes have arrived, `create` also asks whether the key holds an object.
-    The upload can then overwrite only an object that somebody writes between this question and the end of the upload.
+    With such a store, the upload can only overwrite an object that somebody writes between this question and the end of
+    the upload.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
@@ -164,9 +165,9 @@ class _Bucket:
         only_new: bool = False,
     ) -> None:
         """Copy the object `source` to the key `destination`. `target_key`: the key at the target, for errors, because a
-        client does not know the keys of the installation's store. `size`: refuse a copy of another size; None: any size
-        is right. `call_id` "": the object names no call. `only_new`: raises PutRefused if `destination` holds an
-        object.
+        client does not know the keys of the installation's store. `size`: refuse a copy of another size; None: accept
+        any size. `call_id`: the call that the object's metadata names; "": the metadata names no call. `only_new`:
+        raise PutRefused if `destination` holds an object.
         """
         metadata = {_CALL_FIELD: call_id} if call_id else {}
         upload = destination_store.upload(
@@ -198,11 +199,11 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`. Without
-    both, a request has no token. `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this
-    header replaces it, and `DELETE` removes it. A service may lack `HEAD`. At a service without `GET` no object can be
-    replaced, because `back_up` first downloads the old object. A service at a private address is refused, unless a
-    setting allows its network.
+    """An HTTP file service. Each request has a bearer token, which comes from `tokens` (OAuth). Without `tokens`, it is
+    the fixed `token`; if that is empty, requests have no token. `PUT {base}/{key}` with `If-None-Match: *` creates an
+    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`. At a service
+    without `GET` no object can be replaced, because `back_up` first downloads the old object. A service at a private
+    address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:

@@ -1,7 +1,7 @@
 """The accuracy guard of the quantise step (of the open toolchain): it keeps layers in float until the int8 model agrees
 with the float model.
 
-The layers that add most noise become float first. Each round keeps twice as many layers in float as the round before,
+The layers that add most noise become float first. Each round keeps twice as many layers in float as the previous round,
 so that few rounds are needed. The ranges of the tensors are measured once, before the first round.
 """
 
@@ -22,7 +22,9 @@ MAX_FLOAT_LAYERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What the guard did. `before`, `after`: the top-1 agreement of int8 and float, without and with `float_layers`."""
+    """What the guard did. `before` and `after`: the top-1 agreement of the int8 and the float model, without and with
+    `float_layers` in float.
+    """
 
     before: float
     after: float
@@ -32,7 +34,7 @@ class Guarded:
         return self.summary() | {"float_layers": [layer.report() for layer in self.float_layers]}
 
     def summary(self) -> dict[str, Any]:
-        """As the report, with the number of layers in place of the layers."""
+        """The same members as the report, but `float_layers` is only the number of the layers."""
         return {
             "goal": GOAL,
             "reached": self.after >= GOAL,
@@ -49,27 +51,28 @@ def guard(
 ) -> Guarded:
     """Keep layers in float until the agreement reaches GOAL, or until no further layer may become float.
 
-    `agreement`: of the model that is int8 as a whole. `find_layers`: the layers of the model that was made last, the
-    noisiest first; `guard` calls it only below the goal. `quantise_again`: makes the model with these layers in float,
-    and returns its agreement. The model that it makes last is the best one.
+    `agreement`: the agreement of the model that is int8 as a whole. `find_layers`: returns the layers of the model that
+    was made last, the noisiest first. It is called only while the agreement is below the goal. `quantise_again`: makes
+    the model with these layers in float, and returns its agreement. The last call of `quantise_again` makes the best
+    model.
     """
     before, float_layers = agreement, list[NoisyLayer]()
     best_agreement, best_count = agreement, 0
     while agreement < GOAL and len(float_layers) < MAX_FLOAT_LAYERS:
         names = {layer.name for layer in float_layers}
-        # The noise of one layer hides that of the layers after it. So each round measures the layers anew.
+        # The noise of one layer hides the noise of later layers. So each round measures the layers anew.
         candidates = [
             layer for layer in find_layers() if layer.has_weights and layer.added > 0 and layer.name not in names
         ]
         if not candidates:
             break
-        # One layer, then as many again as there are.
+        # First one layer, then in each round as many more as are in float already.
         more = min(max(len(float_layers), 1), MAX_FLOAT_LAYERS - len(float_layers))
         float_layers += candidates[:more]
         agreement = quantise_again(float_layers)
         if agreement > best_agreement:
             best_agreement, best_count = agreement, len(float_layers)
-    if agreement < best_agreement:  # the rounds after the best one have made the model worse
+    if agreement < best_agreement:  # the rounds after the best round have made the model worse
         float_layers = float_layers[:best_count]
         agreement = quantise_again(float_layers)
     return Guarded(before, agreement, float_layers)

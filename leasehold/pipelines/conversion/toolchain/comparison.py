@@ -14,21 +14,24 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-#: Reported as the SNR (signal-to-noise ratio) of equal outputs, instead of infinity. Infinite difference: -_MAX_DB.
+#: The SNR (signal-to-noise ratio) that is reported for equal outputs, in place of infinity. For an infinite difference,
+#: -_MAX_DB is reported.
 _MAX_DB = 200.0
 #: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
 LARGEST_FLOAT = sys.float_info.max
 _TIMED_RUNS = 5
-#: A single score of both models agrees if it differs by at most this share.
+#: If an output is a single score, the scores of both models agree if they differ by at most this share of the float
+#: model's score.
 _ONE_SCORE = 0.05
 
 
 class Comparison:
     """Compares two models, sample by sample, because the answers to all samples may need more memory than a step has.
 
-    For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1). The
-    first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different
-    (`LARGEST_FLOAT`) if its shape differs, or if it has a NaN or infinite value where the reference has a finite one.
+    The figures of each output, over all samples, are the SNR in dB, the cosine similarity, the largest error, and the
+    top-1 agreement (0 to 1). The first three leave out values that are NaN or infinite in the reference. An output
+    counts as infinitely different (`LARGEST_FLOAT`) if its shape differs, or if it has a NaN or infinite value where
+    the reference has a finite one.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,7 @@ class _OutputComparison:
         product_of_norms = math.sqrt(self._signal) * math.sqrt(self._answer_power)
         return {
             "snr_db": _snr_db(self._signal, self._noise),
-            # An output of zeros has no direction: 1 if both outputs are equal, else 0.
+            # An output of zeros has no direction, so the figure is then 1 if both outputs are equal, and otherwise 0.
             "cosine": self._product / product_of_norms if product_of_norms else float(self._noise == 0),
             "max_error": self._max_error,
             "top1_agreement": agreement,
@@ -85,8 +88,8 @@ class _OutputComparison:
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
     """Whether, in every item of the batch, the largest score is at the same place. An output of integers, such as the
-    index of a class, must be equal. Of a single score, the place says nothing: the second may differ from the first by
-    _ONE_SCORE of it.
+    index of a class, must be equal. The place of a single score says nothing, so a single score may differ from the
+    expected score by at most the share _ONE_SCORE.
     """
     if first.shape != second.shape:
         return False
@@ -101,8 +104,8 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0.0 if only the reference is all zeros: there is
-    no signal to compare with.
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. The ratio is -0.0 if only the reference is all zeros,
+    because there is no signal to compare with.
     """
     if not noise:
         return _MAX_DB
@@ -120,12 +123,12 @@ def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Description:
-    """Mean, minimum and maximum of each output, over all samples. Clients compare them with their own simulation. None:
-    the output has no values, or the figure is NaN or infinite.
+    """Mean, minimum and maximum of each output, over all samples. Clients compare these figures with their own
+    simulation. A figure is None if the output has no values, or if the figure would be NaN or infinite.
     """
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[tuple[float, float, float]]] = {}  # of each sample: mean, minimum, maximum
+        self._samples: dict[str, list[tuple[float, float, float]]] = {}  # by output: mean, minimum, maximum by sample
 
     def add(self, answer: Tensors) -> None:
         """Add the model's answer to one sample."""

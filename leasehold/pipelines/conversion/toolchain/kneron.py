@@ -2,8 +2,8 @@
 vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
 
 **The package exists only in the vendor's container image.** So the tests run only against a double that records the
-documented calls. The vendor's tools start other programs. So in a worker of such an image, configure the sandbox (what
-confines the worker's child processes) to allow these programs.
+documented calls. The vendor's tools start other programs. So in a worker of such an image, the sandbox (which confines
+the worker's child processes) must be configured to allow these programs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from leasehold.pipelines.conversion.toolchain.shapes import facts_of, fix_inputs
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
 _OLD_OPSET = 11  # models of an older opset go through the vendor's converter from ONNX 1.4 to 1.6
-_MAX_REPORT_CHARACTERS = 10_000  # of the vendor's evaluation, which our report quotes
-#: One thread, because each thread makes the analyser's memory grow, and the analyser aborts if memory is short.
+_MAX_REPORT_CHARACTERS = 10_000  # the most characters of the vendor's evaluation that our report quotes
+#: The threads of the vendor's analyser. It gets only one, because each thread needs more memory, and the analyser
+#: aborts if memory is short.
 _THREADS = 1
 
 
@@ -77,8 +78,8 @@ def optimise(work: Work) -> Done:
 
 
 def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Optimise and fuse batch normalisations. If that fails, optimise without fusing, as the manual advises: for some
-    models the names of their nodes make the fusing fail.
+    """Optimise and fuse batch normalisations. If that fails, optimise without fusing, as the manual advises. The fusing
+    fails for some models because of the names of their nodes.
     """
     optimised: onnx.ModelProto
     try:
@@ -119,7 +120,7 @@ def quantise(work: Work) -> Done:
 
 
 def _by_input(inputs: Samples) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The samples as the vendor's analysis takes them: all of them, by the name of the input."""
+    """The values of all samples by the name of the input, as the vendor's analysis expects them."""
     values_by_input: dict[str, list[np.ndarray[Any, Any]]] = {}
     for sample in inputs:
         for name, values in sample.items():
@@ -128,10 +129,10 @@ def _by_input(inputs: Samples) -> dict[str, list[np.ndarray[Any, Any]]]:
 
 
 def _simulations(work: Work, ktc: Any, inputs: Samples, files: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Simulate each model in `files` on all inputs. Returns what the report gets: a description of each model's answers
-    and, if there are two models, a comparison. Memory holds the answers to one input at a time.
+    """Simulate each model in `files` on all inputs. Returns the members for the report: a description of each model's
+    answers and, if there are two models, a comparison. Memory holds the answers to one input at a time.
 
-    `files`: by the simulation's name, the keyword argument of `_simulate` that names the model's file.
+    `files`: the name of a simulation -> the keyword argument with which `_simulate` gets the model's file.
     """
     if not files:
         return {}
@@ -204,7 +205,7 @@ def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _move(source: str, target: Path) -> Path:
-    """Move a tool's output `source` to `target`: the tools choose file names themselves. Returns `target`."""
+    """Move a tool's output `source` to `target`, because the tools choose file names themselves. Returns `target`."""
     if Path(source) != target.absolute():
         shutil.move(source, target)
     return target

@@ -1,5 +1,5 @@
 """Finds the layers that lose most accuracy in int8. The quantise step of the open toolchain (onnxruntime, without the
-vendor's tools) needs them for its report and its accuracy guard.
+vendor's tools) needs these layers for its report and its accuracy guard.
 
 This module runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """
@@ -28,11 +28,13 @@ _MAX_SAMPLES = 2  # each sample costs a run of both models, with the outputs of 
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
-#: Operators without weights. They are no layers of the result, but their outputs are measured, for two reasons. If the
-#: layer before has no output of its own to measure, its noise is read here. And they may make the signal smaller, so
-#: that the same noise is a larger share of it: the next layer must be compared with that share.
+#: Operators without weights. The result does not list them as layers, but their outputs are measured, for two reasons.
+#: First: if the output of the layer before them cannot be measured, the noise of that layer is read at their output.
+#: Second: they may make the signal smaller. Then the same noise is a larger share of the signal, and the noise of the
+#: next layer must be compared with this larger share.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
-#: onnxruntime quantises a tensor and makes floats of it again. The name of the floats ends so.
+#: onnxruntime quantises a tensor, and then makes floats of it again. The name of the tensor with these floats ends with
+#: this suffix.
 _DEQUANTISED = "_DequantizeLinear_Output"
 
 
@@ -40,10 +42,10 @@ _DEQUANTISED = "_DequantizeLinear_Output"
 class NoisyLayer:
     """A node of the graph, and the noise in its worst sample.
 
-    `name`: the name of the node; if it has none, that of its output. `noise`: the power of the noise in the layer's
-    output, as a share of the signal's power. `added`: this noise minus the noise of the layer's noisiest input.
-    `has_weights`: it reads a constant. A layer without one, such as an Add of two layers, is int8 where its neighbours
-    are, whatever the model says of it.
+    `name`: the name of the node or, if it has no name, of its first output. `noise`: the power of the noise in the
+    layer's output, as a share of the signal's power. `added`: this noise minus the noise of the layer's noisiest input.
+    `has_weights`: the node reads a constant. A node without a constant, such as an Add of two layers, runs in int8 if
+    its neighbours do, even if the model says that it stays float.
     """
 
     name: str
@@ -64,7 +66,8 @@ class NoisyLayer:
 def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[NoisyLayer]:
     """All measured layers. The layer that adds most noise is the first.
 
-    Writes a copy of each model that outputs every measured layer, runs both copies on a few samples, and compares.
+    Writes a copy of each model. The copy has the outputs of all measured layers as further outputs. Then runs both
+    copies on a few samples, and compares these outputs.
     """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
@@ -72,7 +75,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     noise = dict.fromkeys(int8_names, 0.0)
     float_exposed = _with_outputs(model, int8_names.keys(), directory / "exposed-0.onnx")
     int8_exposed = _with_outputs(int8_model, int8_names.values(), directory / "exposed-1.onnx")
-    graph = onnx.GraphProto()  # only the nodes: the weights are dropped before onnxruntime loads them again
+    graph = onnx.GraphProto()  # only the nodes: the weights leave the memory before onnxruntime loads them again
     graph.node.extend(model.graph.node)
     constants = {constant.name for constant in model.graph.initializer}
     del model, int8_model
@@ -85,7 +88,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     int8_exposed.unlink()
     layers: dict[str, NoisyLayer] = {}
     for layer in sorted(_layers_of(graph, noise, constants), key=lambda layer: (-layer.added, layer.name)):
-        layers.setdefault(layer.name, layer)  # a node may have several outputs: its worst one counts
+        layers.setdefault(layer.name, layer)  # if a node has several outputs, the worst output counts
     return list(layers.values())
 
 
@@ -95,13 +98,14 @@ def name_of(node: onnx.NodeProto) -> str:
 
 
 def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> dict[str, str]:
-    """The names of the layers' outputs that both graphs have, in float: name in the float graph -> name in the int8
-    graph. All together have at most _MAX_BYTES.
+    """The outputs of layers that both graphs have as float tensors: name in the float graph -> name in the int8 graph.
+    All these outputs together have at most _MAX_BYTES.
 
-    An output that is quantised is compared as it is after that, as the next layer reads it. Only then is a Relu done
-    that the int8 graph does not have: QuantizeLinear cuts off what is negative.
+    An output that the int8 graph quantises is compared after it has become float again, because the next layer reads it
+    in this form. A further reason: the int8 graph may lack the Relu of the float graph, because its QuantizeLinear cuts
+    off the negative values.
     """
-    # The output of QuantizeLinear is integers, so it cannot be compared with floats.
+    # QuantizeLinear outputs integers, which cannot be compared with floats.
     in_float = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
     names, bytes_left = dict[str, str](), _MAX_BYTES
@@ -133,9 +137,10 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
-    """The power of the difference, as a share of the reference's power. If the reference is all zeros: 1, or 0 if there
-    is no difference. Values that are NaN or infinite in the reference are left out. LARGEST_FLOAT: the shapes differ,
-    or the int8 model has a NaN or infinite value where the reference has a finite one.
+    """The power of the difference, as a share of the reference's power. If the reference is all zeros, the result is 0
+    without a difference, and otherwise 1. Values that are NaN or infinite in the reference are left out. The result is
+    LARGEST_FLOAT if the shapes differ, or if the int8 model has a NaN or infinite value where the reference has a
+    finite value.
     """
     if reference.shape != quantised.shape:
         return LARGEST_FLOAT
@@ -148,21 +153,24 @@ def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> 
 
 
 def _layers_of(graph: onnx.GraphProto, noise: dict[str, float], constants: set[str]) -> list[NoisyLayer]:
-    """The measured layers. `noise`: by the name of a measured output. An output that is not measured counts with the
-    noise of the noisiest input of its node.
+    """The measured layers. `noise`: measured output -> its noise. `constants`: the names of the weights.
 
-    The int8 graph has no Relu after a convolution. The convolution's output there has the name of the Relu's output,
-    and QuantizeLinear cuts off what is negative. So the convolution's own output is not measured, but the Relu's is,
-    and its noise counts as the convolution's.
+    An output that is not measured counts with the noise of the noisiest input of its node. The function goes through
+    the nodes in their order. If the output of a layer is not measured, the function remembers the layer (`unmeasured`),
+    and reads its noise at the first measured output behind it.
+
+    This happens at a Relu after a convolution, because the int8 graph has no such Relu. There, the convolution's output
+    has the name of the Relu's output, and QuantizeLinear cuts off the negative values. So only the Relu's output is
+    measured, and its noise counts as the noise of the convolution.
     """
     noise_of: dict[str, float] = {}
-    unmeasured: dict[str, onnx.NodeProto] = {}  # an output that is not measured -> its layer: read at the next one
+    unmeasured: dict[str, onnx.NodeProto] = {}  # an output that is not measured -> its layer
     layers = []
     for node in graph.node:
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
         layer: onnx.NodeProto | None = node
         if node.op_type in _MOVING_OPERATORS | _WITHOUT_WEIGHTS:
-            # None: the output of the layer before is measured, or there is no such layer.
+            # None: the output of the layer before this node is measured, or there is no layer before it.
             layer = next((unmeasured[name] for name in node.input if name in unmeasured), None)
         for name in node.output:
             noise_of[name] = noise.get(name, input_noise)

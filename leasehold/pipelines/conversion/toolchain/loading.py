@@ -1,7 +1,8 @@
 """Reads an untrusted ONNX file, and refuses a model that breaks a limit. Both toolchains use this module: our own, made
 of open-source libraries, and the vendor Kneron's.
 
-Cheap limits are checked first. A model may not refer to another file, and may use only operators of the ONNX standard.
+Limits that are cheap to check come first. A model may not refer to another file, and may use only operators of the ONNX
+standard.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_DEPTH = 16  # how deep graphs may be nested in graphs
 
 
 def check_size(path: Path, limits: ModelLimits) -> None:
-    """Refuse a file that is too large, of any format."""
+    """Refuse a file of any format if it is too large."""
     size = path.stat().st_size
     if size > limits.max_bytes:
         raise refusals.model_too_large(size, limits.max_bytes)
@@ -104,7 +105,7 @@ def _checked_graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
-    """Refuse names that are not UTF-8: protobuf returns them as bytes, and other code expects text."""
+    """Refuse names that are not UTF-8, because protobuf returns them as bytes, and other code expects text."""
     values = (*graph.input, *graph.output, *graph.value_info)
     names = [graph.name, *(value.name for value in values), *(tensor.name for tensor in graph.initializer)]
     for node in graph.node:
@@ -124,7 +125,7 @@ def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
 
 
 def _check_sparse_tensor(sparse: onnx.SparseTensorProto, limits: ModelLimits) -> None:
-    """Check like `_check_tensor`. The size that counts is the dense tensor's: the runtime makes the tensor dense."""
+    """Check like `_check_tensor`, but with the size of the dense tensor, because the runtime makes the tensor dense."""
     _check_tensor(sparse.values, limits)
     _check_tensor(sparse.indices, limits)
     _check_sides(sparse.values, sparse.dims, limits)

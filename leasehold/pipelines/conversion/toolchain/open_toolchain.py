@@ -1,10 +1,10 @@
-"""The steps of the open toolchain: they convert a model for Kneron's chips. They need only onnx, onnxslim and
-onnxruntime, so they run on any machine. (Kneron's own toolchain needs Kneron's container image.) Two names are
+"""The steps of the open toolchain. They convert a model for Kneron's chips, and need only onnx, onnxslim and
+onnxruntime. So they run on any machine. (Kneron's own toolchain needs Kneron's container image.) Two names are
 Kneron's: BIE for the int8 model, NEF for the package.
 
 For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
-into a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path,
-and a step drops the parsed model before it opens the next session.
+into a file. A model may have 500 MB, so the steps hold few copies in memory. For this reason onnxruntime loads a model
+from its path, and a step drops the parsed model before it opens the next session.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, 
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, infer_shapes, specification
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
 
-#: Below this share of equal top-1 answers, the report names the worst layers even if the parameters do not ask for it.
+#: Below this share of equal top-1 answers, the report names the worst layers even if the parameters do not ask for
+#: them.
 _GOOD_AGREEMENT = 0.95
-#: The progress of the step while the accuracy guard works: nobody knows how many rounds it needs.
+#: The progress (in percent) that the step reports while the accuracy guard works. The number stays the same, because
+#: nobody knows how many rounds the guard needs.
 _GUARD_PERCENT = 86.0
 TOOLCHAIN = {
     "toolchain": "open",
@@ -79,7 +81,8 @@ def optimise(work: Work) -> Done:
     model = load(source, params.limits)
     report_progress(work, 5, "checking")
     opset = optimising.opset_of(model)
-    # `check` also repairs: it sets a free batch size to 1, and lifts an old opset. `changes` has a sentence for each.
+    # `check` also repairs the model: it sets a free batch size to 1, and lifts an old opset. `changes` has a sentence
+    # for each repair.
     model, changes = optimising.check(model, params.limits)
     original_facts = facts_of(model) | {"opset": opset}
     report_progress(work, 20, "running the original")
@@ -187,7 +190,9 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _BothModels:
-    """The figures of the float and the int8 model. `milliseconds`: the time of one run, by model; {}: not measured."""
+    """The figures of the float and the int8 model. `milliseconds`: model -> the time of one run; empty: not
+    measured.
+    """
 
     comparison: Comparison = field(default_factory=Comparison)
     float_answers: Description = field(default_factory=Description)
@@ -195,7 +200,9 @@ class _BothModels:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
     def agreement(self) -> float:
-        """The share of the samples with equal top-1 answers of both models. With several outputs, the smallest."""
+        """The share of the samples with equal top-1 answers of both models. If there are several outputs, the smallest
+        share.
+        """
         return min(output["top1_agreement"] for output in self.comparison.figures().values())
 
     def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:
@@ -210,8 +217,9 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the model that was made last. `layers`: what the first call of `find_layers` returned,
-    the noisiest layer first. The model was int8 as a whole then. None: `find_layers` was not called yet.
+    `both_models`: the figures of the model that was made last. `layers`: the layers that the first call of
+    `find_layers` returned, the noisiest first. At that time the model was int8 as a whole. None: `find_layers` was not
+    called yet.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
@@ -249,8 +257,8 @@ class _Quantisation:
 
 
 def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, float_layers: int) -> _BothModels:
-    """Run both models on each input. Only the answers to one input are in memory. `float_layers`: how many layers the
-    accuracy guard keeps in float.
+    """Run both models on each input. The answers to only one input at a time are in memory. `float_layers`: how many
+    layers the accuracy guard keeps in float.
     """
     params: ConversionParams = work.params
     float_model, int8_model, both_models = Runnable(float_path), Runnable(int8_path), _BothModels()

@@ -16,8 +16,8 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import fix_inputs, infer_shapes
 
-_TRIALS = 3  # random inputs for which the answers of both models are compared
-_TOLERANCE = 1e-3  # relative to the output's largest value: the optimised model sums float32 in another order
+_TRIALS = 3  # the number of random inputs for which the answers of both models are compared
+_TOLERANCE = 1e-3  # of the output's largest value. Sums differ, because the optimised model adds in another order.
 #: The newest file format that onnxruntime's releases of the last two years can read.
 _IR_VERSION = 10
 _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
@@ -37,7 +37,7 @@ def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto,
 
 
 def _lift_old_opset(model: onnx.ModelProto, changes: list[str]) -> onnx.ModelProto:
-    """Convert a model of an old opset to one that onnxruntime promises to run. Adds a sentence to `changes`."""
+    """Convert a model of an old opset to an opset that onnxruntime promises to run. Adds a sentence to `changes`."""
     current = opset_of(model)
     if current >= _OLDEST_OPSET:
         return model
@@ -99,8 +99,8 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
 
 
 def _relative_difference(original: Tensors, optimised: Tensors) -> float:
-    """The largest relative difference between the answers to one input. Infinite if the outputs' names or shapes, or
-    their NaN or infinite values, differ.
+    """The largest relative difference between the answers to one input. It is infinite if the outputs differ in their
+    names, their shapes, or their NaN or infinite values.
     """
     if original.keys() != optimised.keys():
         return float("inf")
@@ -110,7 +110,8 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
         is_finite = np.isfinite(expected)
         if expected.shape != actual.shape or not np.array_equal(is_finite, np.isfinite(actual)):
             return float("inf")
-        # The values that are not finite must be equal: +inf, -inf and NaN differ from each other.
+        # Values that are not finite must be the same in both answers. For example, +inf in place of NaN is a
+        # difference.
         if not np.array_equal(expected[~is_finite], actual[~is_finite], equal_nan=True):
             return float("inf")
         if is_finite.any():

@@ -1,7 +1,8 @@
 """Rewrites the biases of Gemm nodes into the form that onnxruntime can quantise.
 
-ONNX allows a bias of any shape that fits the product, and a factor `beta`. onnxruntime's quantiser expects one
-value for each column, and drops `beta`. onnxslim makes other biases, too: it fuses a MatMul with an Add of any shape.
+ONNX allows a bias of any shape that fits the product, and a factor `beta`. onnxruntime's quantiser expects one value
+for each column, and drops `beta`. Biases of other shapes also come from onnxslim, because it fuses a MatMul with an Add
+of any shape.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-_BIAS = 2  # the input of a Gemm that is its bias
+_BIAS = 2  # the index of the bias among the inputs of a Gemm
 
 
 def make_biases_plain(model: onnx.ModelProto) -> None:
@@ -44,7 +45,7 @@ def make_biases_plain(model: onnx.ModelProto) -> None:
 
 
 def _columns_of(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> int | None:
-    """The number of columns of the product. None: the right matrix is computed."""
+    """The number of columns of the product. None: the number is unknown, because the right matrix is computed."""
     weights = constants.get(node.input[1])
     if weights is None:
         return None
@@ -53,7 +54,7 @@ def _columns_of(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) ->
 
 
 def _take_attribute(node: onnx.NodeProto, name: str, default: float) -> float:
-    """The value of the attribute, which is removed from the node."""
+    """Remove the attribute from the node, and return its value, or `default` if the node has no such attribute."""
     found = next((attribute for attribute in node.attribute if attribute.name == name), None)
     if found is None:
         return default

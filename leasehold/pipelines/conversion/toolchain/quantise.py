@@ -20,7 +20,7 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 #: onnxruntime quantises the weights of these operators when it loads a model.
 _QUANTISED_ON_LOAD = {"Conv", "ConvTranspose", "Gemm"}
 _LOWEST = "leasehold_lowest_float"  # the name of a constant
-#: Quantise a tensor with one scale, in place of one for each channel.
+#: The override that quantises a tensor with one scale, in place of one scale for each channel.
 _ONE_SCALE = {"quant_type": QuantType.QInt8, "symmetric": True}
 
 
@@ -76,8 +76,9 @@ def quantise_static(
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            # Weights of 7 bits: a processor without VNNI adds two products in 16 bits, and with 8-bit weights the sum
-            # overflows. The model would give other answers there (see onnxruntime's page on quantisation).
+            # Use weights of 7 bits. A processor without VNNI adds two products in 16 bits, and with 8-bit weights the
+            # sum would overflow. The model would then give other answers on such a processor (see onnxruntime's page on
+            # quantisation).
             reduce_range=True,
             nodes_to_exclude=excluded,
             extra_options=options,
@@ -99,7 +100,8 @@ def _protect(path: Path, float_layers: Sequence[str]) -> None:
 
     onnxruntime quantises the weights of a layer between DequantizeLinear and QuantizeLinear (its optimiser
     WeightBiasQuantization, which the user of a package would have to switch off). It does not do so if another node
-    stands before the layer. `Max` with the lowest float changes no value, and no optimiser removes it.
+    stands between DequantizeLinear and the layer. So this function inserts `Max` with the lowest float, which changes
+    no value, and which no optimiser removes.
     """
     model = onnx.load_model(path)
     nodes: list[onnx.NodeProto] = []
@@ -120,7 +122,7 @@ def _protect(path: Path, float_layers: Sequence[str]) -> None:
 
 def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
     """Copy the model, and name each node by `name_of`. By these names onnxruntime finds the nodes that stay float, and
-    those that share a bias. Returns the copy.
+    the nodes that use the same bias. Returns the copy.
     """
     model = onnx.load_model(source, load_external_data=False)
     for node in model.graph.node:
@@ -130,8 +132,8 @@ def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
 
 
 def _of_one_scale(model: onnx.ModelProto) -> list[str]:
-    """The weights that onnxruntime cannot quantise, or cannot run, with a scale for each channel. These are the weights
-    of a MatMul that have more than two dimensions, and those of a ConvTranspose with several groups.
+    """The weights that onnxruntime cannot quantise, or cannot run, with a scale for each channel. These are weights of
+    a MatMul with more than two dimensions, and the weights of a ConvTranspose with several groups.
     """
     dimensions = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     names: list[str] = []
@@ -145,8 +147,9 @@ def _of_one_scale(model: onnx.ModelProto) -> list[str]:
 
 
 def _clips_without_zero(model: onnx.ModelProto) -> list[str]:
-    """The names of the Clips whose range has no 0. onnxruntime drops a Clip, because the range of the quantised tensor
-    cuts off the same values. But such a range always has 0.
+    """The names of the Clips whose range does not contain 0. They must not be quantised. The reason: onnxruntime drops
+    a quantised Clip, because the range of the quantised tensor cuts off the same values. But the range of a quantised
+    tensor always contains 0.
     """
     constants = {constant.name: constant for constant in model.graph.initializer}
     names = []

@@ -1,5 +1,5 @@
-"""Makes the inputs with which both toolchains (our own, and that of the vendor Kneron) calibrate a model and compare
-its versions. The inputs come from the client's reference images; without images, from random numbers.
+"""Makes the inputs with which both toolchains (our own, and the vendor Kneron's) calibrate a model and compare its
+versions. The inputs come from the client's reference images. If there are no images, they are random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors, random_ten
 
 _GENERATED_SAMPLES = 16
 #: At most this many bytes of samples stay in memory: for an input of 3 x 640 x 640, the samples of 100 images fit. Each
-#: pass makes the other samples again.
+#: pass makes all further samples again.
 _KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
@@ -30,14 +30,14 @@ _COLOUR_CHANNELS = 3
 
 class Samples:
     """Values for the model's inputs, one sample after the other, because all samples together may need more memory than
-    a step has. The first `_KEPT_BYTES` of samples stay in memory. Each pass makes the others again.
+    a step has. The first `_KEPT_BYTES` of samples stay in memory. Each pass makes the remaining samples again.
 
     `origin`: "reference images" or "generated".
     """
 
     def __init__(self, make: Callable[[int], Iterator[Tensors]], origin: str) -> None:
-        """`make(first)` yields the samples from number `first` on, the same in every call. The constructor makes all
-        samples once, so it raises every error of `make`.
+        """`make(first)` yields the samples from number `first` on. Every call must yield the same samples. The
+        constructor makes all samples once, so it raises every error of `make`.
         """
         self.origin = origin
         self._make = make
@@ -46,7 +46,7 @@ class Samples:
         for sample in make(0):
             self._count += 1
             room -= sum(values.nbytes for values in sample.values())
-            if room >= 0:  # all samples have the same size: once one does not fit, no later one does
+            if room >= 0:  # all samples have the same size, so after the first that does not fit no other fits
                 self._kept.append(sample)
 
     def __len__(self) -> int:
@@ -61,8 +61,8 @@ class Samples:
 def samples(
     archive: Path, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
 ) -> Samples:
-    """The samples of the client's reference images; without images, random ones. `model_inputs`: as
-    `shapes.specification` returns them.
+    """The samples of the client's reference images. If there are no images, random samples. `model_inputs`: the model's
+    inputs, as `shapes.specification` returns them.
 
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.

@@ -16,7 +16,7 @@ from leasehold.pipelines.conversion.toolchain import refusals
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, and the sandbox blocks the network
 
-_FATAL_ONLY = 4  # the log level: other messages of onnxruntime may quote the model
+_FATAL_ONLY = 4  # onnxruntime's log level for fatal errors only, because its other messages may quote the model
 
 _TYPES: dict[str, Any] = {
     "float": np.float32,
@@ -61,7 +61,7 @@ class Runnable:
 
 
 def _element_type(tensor_type: str) -> str:
-    """The `float` of `tensor(float)`."""
+    """The type of the tensor's elements, for example `float` for `tensor(float)`."""
     return tensor_type.removeprefix("tensor(").removesuffix(")")
 
 
@@ -88,7 +88,9 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Optimise the graph in ways that suit any processor, and write the result, which onnxruntime loads fast."""
+    """Optimise the graph in ways that suit any processor, and write the result to `target`. onnxruntime loads
+    it fast.
+    """
     options = _session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _open_session(source, options)

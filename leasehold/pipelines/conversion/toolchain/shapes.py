@@ -1,5 +1,5 @@
-"""Reads the shapes, sizes, operators and multiplications of a model's graph. The open toolchain and the toolchain of
-Kneron (the vendor of the chips) check and report them.
+"""Reads the shapes, sizes, operators and multiplications of a model's graph. Both toolchains (our own, and that of
+Kneron, the vendor of the chips) check and report these facts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
 
 def _fix_sides(value: onnx.ValueInfoProto, shape: Shape) -> None:
     """Give each free dimension of `value` its size in `shape`. `value` lists an input of the graph a second time, and a
-    tool may read either entry. This function keeps a size that contradicts the input's size: a later check refuses it.
+    tool may read either entry. This function does not change a size that contradicts the input's size, because a later
+    check refuses such a model.
     """
     for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
         if dimension.dim_value <= 0:
@@ -71,8 +72,8 @@ def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape:
-    """The sizes of the dimensions. An unknown size counts as 0. A negative size counts as 0, too: exporters write -1
-    for a free dimension, and a negative size would make a sum of sizes smaller.
+    """The sizes of the dimensions. An unknown size counts as 0. A negative size counts as 0, too, because exporters
+    write -1 for a free dimension, and a negative size would make a sum of sizes smaller.
     """
     return tuple(max(dimension.dim_value, 0) for dimension in value.type.tensor_type.shape.dim)
 
@@ -121,7 +122,7 @@ def facts_of(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
-    """The multiply-accumulates of a node. 0 for every operator except convolutions and matrix products."""
+    """The multiply-accumulates of a node. Every operator except convolutions and matrix products counts as 0."""
     output_size = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
     left_shape, right_shape = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
     if node.op_type == "Conv" and len(right_shape) > 1:

@@ -1,4 +1,5 @@
-"""The providers (services that make images or videos): four that are built in, and those that the settings declare.
+"""The providers (services that make images or videos): four built-in providers, and the providers that the settings
+declare.
 
 The endpoints read the `Catalogue`; the steps of a worker use the open `Providers`.
 """
@@ -23,7 +24,8 @@ from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
 BUILT_IN = ("jimeng", "ark", "replicate", "fal")
-#: The orders that a built-in provider answers with the files. It has no request by which an order is found again.
+#: The orders (provider, kind) that a built-in provider answers immediately with the files. The provider has no request
+#: that finds such an order again.
 _ANSWERED_WITH_FILES = frozenset({("ark", "image")})
 
 
@@ -61,8 +63,8 @@ class Catalogue:
         return self._credentials.get(name)
 
     def has_poll(self, name: str, kind: Kind) -> bool:
-        """Whether the provider can be asked for an order of this kind by its id. A provider that the installation no
-        longer has may be declared again, so the answer is yes.
+        """Whether the provider can be asked for an order of this kind by its id. For a provider that the installation
+        no longer has, the answer is yes, because it may be declared again.
         """
         declaration = self.declared.get(name)
         return (name, kind) not in _ANSWERED_WITH_FILES if declaration is None else declaration.poll is not None
@@ -70,7 +72,7 @@ class Catalogue:
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """Open the catalogue for the endpoints: the kind of work `generation` names this function as `opens`."""
+    """Open the catalogue for the endpoints. The kind of work `generation` names this function as its hook `opens`."""
     yield Catalogue(settings)
 
 

@@ -28,7 +28,7 @@ _TASKS = "/api/v3/contents/generations/tasks"
 _IMAGES = "/api/v3/images/generations"
 #: The shortest and the longest execution_expires_after that Ark accepts, in seconds.
 _SHORTEST_EXPIRY, _LONGEST_EXPIRY = 3600, 259_200
-#: The timeout of an order for images: Ark answers when they are finished.
+#: The timeout of an order for images. It is long, because Ark answers only when the images are finished.
 _IMAGE_SECONDS = 150.0
 
 
@@ -124,8 +124,8 @@ def _video_request(order: Order) -> dict[str, Any]:
 
 
 def _roles(images: tuple[SourceImage, ...]) -> tuple[str, ...]:
-    """The role of each picture. Of one or two pictures, the first begins the video and the second ends it. Three or
-    more pictures are references.
+    """The role of each picture. If there are one or two pictures, the first begins the video, and the second ends it.
+    Three or more pictures are references.
     """
     if len(images) > 2:  # noqa: PLR2004 - the first and the last frame
         return ("reference_image",) * len(images)

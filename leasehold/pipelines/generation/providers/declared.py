@@ -1,10 +1,10 @@
-"""A provider (a service that makes images or videos) that the settings declare: its requests are templates, and JSON
+"""A provider (a service that makes images or videos) that the settings declare. Its requests are templates, and JSON
 pointers read its answers.
 
 In a template, `{prompt}` and the other names in PLACEHOLDERS stand for the values of the order. `{ref}` stands for the
 provider's id of the order, and `{credential}` for the credential, which only headers may contain. If a text is only a
-placeholder, it becomes the value itself: a number stays a number. If the order has no value for such a placeholder, the
-member of the body, or the header, is left out.
+placeholder, it becomes the value itself, so that a number stays a number. If the order has no value for such a
+placeholder, the member of the body or the header is left out.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Declaration(BaseModel):
     """One declared provider. Every provider needs `urls`. A provider that does not answer with the files immediately
     also needs `ref`, `poll`, `status` and `statuses`.
 
-    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: what each status of the
-    provider means; a status that is no text is written as in JSON (`true`, `2`). `token_header`: the header for the
-    idempotency token. Name the header only if the provider promises that a second order with the same token buys
+    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: the meaning of each status of
+    the provider. A status that is not a text is written here as in JSON (`true`, `2`). `token_header`: the header for
+    the idempotency token. Name the header only if the provider promises that a second order with the same token buys
     nothing.
     """
 
@@ -76,7 +76,7 @@ class Declaration(BaseModel):
     fail_code: Pointer | None = None
     cancel: RequestTemplate | None = None
     token_header: str | None = None
-    # The timeout of a submit. It ends before the timeout of the step `submit`, which is three minutes.
+    # The timeout of a submit. It is shorter than the timeout of the step `submit`, which is three minutes.
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
     @model_validator(mode="after")
@@ -193,7 +193,7 @@ class Declared:
         """Send the request of this template. `buys`: the request is an order, which may cost money."""
         values = _values_of(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
-        if body is not None and buys:  # the submit: `extra` has the client's own members for the provider
+        if body is not None and buys:  # this is a submit. `extra`: members that the client wrote for this provider
             body |= order.extra or {}
         filled_headers = _fill(template.headers, values | {"credential": credential})
         return await self._sender.send(
@@ -250,8 +250,8 @@ def _values_of(order: Order) -> dict[str, Any]:
 
 
 def _fill(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with `values` in place of the placeholders. A member or an item that is only a placeholder without a
-    value is left out; a null of the template stays.
+    """The template with `values` in place of the placeholders. A member or an item is left out if it is only a
+    placeholder, and this placeholder has no value. A null in the template stays.
     """
     if isinstance(template, dict):
         return {name: _fill(member, values) for name, member in template.items() if not _lacks_value(member, values)}
@@ -265,9 +265,9 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fill_url(template: str, values: Mapping[str, Any]) -> str:
-    """The URL with `values`, percent-encoded, in place of the placeholders. Raises Rejected if a value would lead to
-    another path, and the credential with it: HTTP libraries and proxies take a part `..` away together with the part
-    before it, and some decode the path first.
+    """The URL with `values`, percent-encoded, in place of the placeholders. Raises Rejected if a value would change the
+    path, because the credential would then go to another path. This is possible because HTTP libraries and proxies
+    remove a part `..` together with the part before it, and some of them decode the path first.
     """
     parts = re.split(r"([/?#])", template)
     in_path = True
@@ -281,7 +281,7 @@ def _fill_url(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _changes_path(part: str) -> bool:
-    """Whether a part of a URL's path is empty, or has a part `.` or `..` once it is decoded, be it twice."""
+    """Whether a part of a URL's path is empty, or contains a part `.` or `..` after one or two decodings."""
     decoded = unquote(part)
     names = {name for text in (decoded, unquote(decoded)) for name in re.split(r"[/\\;]", text)}
     return not part or not names.isdisjoint((".", ".."))
@@ -294,7 +294,9 @@ def _lacks_value(template: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _text_of(value: Any) -> str:
-    """How a value of an order is written inside a text. None becomes an empty text, and a boolean `true` or `false`."""
+    """How a value of an order is written inside a text. None becomes an empty text, and a boolean becomes `true` or
+    `false`.
+    """
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

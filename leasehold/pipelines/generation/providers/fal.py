@@ -26,15 +26,15 @@ from leasehold.pipelines.generation.providers.requests import (
     urls_in,
 )
 
-#: The fields of a result in which fal's models return files. A link in another field, such as the prompt, is not such a
-#: file.
+#: The fields of a result in which fal's models return files. A link in another field, such as the prompt, does not
+#: count as a file.
 _FILES = ("images", "image", "videos", "video")
-#: A model's id may begin with one of these. Then the owner is the second part of the id.
+#: A model's id may begin with one of these namespaces. Then the owner is the second part of the id.
 _NAMESPACES = frozenset({"workflows", "comfy"})
-#: A type of error of fal -> the platform's error code. For any other type it is `provider_failed`.
+#: A type of error of fal -> the platform's error code. Any other type gets the code `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
 #: Statuses with which fal refuses the request for the result of an order, although the order has not failed. Any other
-#: error status below 500 is an error of the model: the order has failed.
+#: error status below 500 is an error of the model, so the order has failed.
 _REQUEST_FAILED = frozenset({*NO_ACCESS, 404, 408, 429})
 
 
@@ -109,7 +109,7 @@ def _app_of(order: Order) -> str:
         raise Rejected("model_required", "fal has no default model: name a model.")
     parts = order.model.split("/")
     app_parts = 3 if parts[0] in _NAMESPACES else 2
-    # No part is empty, `.` or `..`: such a part would change the URL's path.
+    # Refuse a part that is empty, `.` or `..`, because such a part would change the URL's path.
     if len(parts) < app_parts or not all(part.strip(".") for part in parts):
         raise Rejected("model_required", "A model of fal is `owner/app`, or `owner/app` and the path of an endpoint.")
     return "/".join(parts[:app_parts])
@@ -117,7 +117,7 @@ def _app_of(order: Order) -> str:
 
 def _request_path(ref: str, order: Order) -> str:
     """The path of the request in fal's queue. The answer to a submit has the whole URLs, but this module does not use
-    them: an answer must not choose where the credential is sent.
+    them, because an answer must not choose where the credential is sent.
     """
     return f"/{quote(_app_of(order))}/requests/{quote(ref, safe='')}"
 

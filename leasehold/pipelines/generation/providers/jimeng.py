@@ -1,9 +1,9 @@
 """The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. Its tasks are
 asynchronous. An access key and a secret key sign each request.
 
-https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
-Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours
-(images) or one hour (videos). The code in the body of an answer takes precedence over the HTTP status: only 10000 is
+https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult. Jimeng
+honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours (images)
+or one hour (videos). The code in the body of an answer takes precedence over the HTTP status. Only the code 10000 means
 success.
 """
 
@@ -42,7 +42,7 @@ _REGION, _SERVICE = "cn-north-1", "cv"
 _SUCCESS = 10000
 #: Jimeng's codes for too many requests.
 _BUSY = frozenset({50429, 50430})
-#: Jimeng's codes of its internal errors. After a submit, the outcome is then unknown; a poll is repeated.
+#: Jimeng's codes of its internal errors. If a submit gets such a code, its outcome is unknown. A poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
 #: A code of Jimeng for a final error -> the platform's error code.
 _FINAL = {
@@ -109,12 +109,14 @@ class Jimeng:
 
 
 def _model(order: Order) -> object:
-    """The model that a submit names. A poll must name the same one, so that Jimeng finds the task."""
+    """The model that a submit names. A poll must name the same model, so that Jimeng finds the task."""
     return (order.extra or {}).get("req_key", order.model or _DEFAULT_MODEL[order.kind])
 
 
 def _request_body(order: Order) -> dict[str, Any]:
-    """The order in Jimeng's own fields. Values without such a field are left out (docs/guides/generation.md)."""
+    """The order in Jimeng's own fields. Values for which Jimeng has no field are left out
+    (docs/guides/generation.md).
+    """
     request: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
     if order.images:
         request["image_urls"] = [image.url for image in order.images]
