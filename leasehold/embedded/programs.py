@@ -43,7 +43,7 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
     """The path of `program`. If `run_as` cannot start it where it is, the path of a copy in the cache.
 
     Args:
-        program: an executable: one of the files in `tree`, or a file below one of the directories in `tree`
+        program: an executable, either one of the files in `tree` or a file below one of its directories
         tree: the directories and files that the program needs. All of them are in one directory, and are copied
             together.
         run_as: the user that will start the program

@@ -22,7 +22,8 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes that a client sends
 METHOD_FRAME = b"\x01"  # the first byte of the node's answer
 DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm below this free disk, or above this memory
 
-# The Erlang VM has two schedulers. None spins while it waits: on a small machine spinning takes a whole core.
+# The Erlang VM has two schedulers. They do not spin while they wait, because on a small machine spinning takes a whole
+# core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 # With this file the node's name resolves without /etc/hosts, for example in a bare chroot.

@@ -142,7 +142,9 @@ async def _add_libraries(root: Path) -> None:
 
 
 async def _unpack_first_available(names: tuple[str, ...], root: Path) -> None:
-    """Unpack the first of the packages that the distribution has. Raises EmbeddedError with the reason for each."""
+    """Unpack the first of these packages that the distribution has. If it has none of them, this raises EmbeddedError
+    with the reason for each package.
+    """
     reasons = []
     for name in names:
         try:

@@ -28,7 +28,8 @@ from leasehold.evaluation.flat import compile_schema
 QUESTION = struct.Struct(">Id")
 #: The head of an answer: the size of its body in bytes.
 ANSWER = struct.Struct(">I")
-#: The environment variables that Python and its libraries need. The child gets no other variables: they may be secrets.
+#: The environment variables that Python and its libraries need. The child gets no other variables, because they may be
+#: secrets.
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 
 #: The child caches at most this many compiled schemas.

@@ -1,9 +1,9 @@
 """Computes the cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
 A node is a subschema, a keyword, a value in `enum`, `const` or `required`, or a character of a pattern. A `$ref` counts
-as much as its target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion into parts of
-the payload (such as a tree's children) counts once, because the payload's own size and the evaluator's time limit bound
-the recursion.
+as much as its target. For example, 27 definitions count 2^27 if each of them refers twice to the next definition.
+Recursion into parts of the payload (such as a tree's children) counts once, because the payload's own size and the
+evaluator's time limit bound the recursion.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from leasehold.domain.json_pointer import value_at
 
-#: Keywords that apply subschemas to the same value: a single subschema, a list of them, or a mapping by name.
+#: Keywords that apply subschemas to the same value. The keyword's value is a single subschema, a list of subschemas, or
+#: a mapping of names to subschemas.
 _SAME_SINGLE = ("not", "if", "then", "else")
 _SAME_LIST = ("allOf", "anyOf", "oneOf")
 _SAME_MAP = ("dependentSchemas",)

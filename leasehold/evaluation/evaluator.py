@@ -149,8 +149,8 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)  # only the wait for the turn has this limit
-                # A separate asyncio task asks the children: a client that disconnects cancels this function, but must
-                # not kill a child. The task may outlive this function, so the task releases the turn.
+                # A separate asyncio task asks the children, because a client that disconnects cancels this function,
+                # but must not kill a child. The task may outlive this function, so the task releases the turn.
                 task = asyncio.create_task(self._ask_children(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)

@@ -86,7 +86,9 @@ class Process:
         return answer
 
     async def _exit_status(self) -> int:
-        """The exit status of a child that closed its pipe, as subprocess reports it. Kill a child that does not end."""
+        """The exit status of a child that closed its pipe, as subprocess reports it. If the child does not end, kill
+        it.
+        """
         try:
             async with asyncio.timeout(_GRACE_SECONDS):
                 return await self._process.wait()
@@ -97,5 +99,5 @@ class Process:
         """Kill the child if it still runs, and reap it. Returns its exit status, as subprocess reports it."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # not Popen.kill: it would reap the child before asyncio
+                os.kill(self.pid, signal.SIGKILL)  # not Popen.kill, which would reap the child before asyncio does
         return await asyncio.shield(asyncio.ensure_future(self._process.wait()))

@@ -73,9 +73,9 @@ class TemplateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePage:
-    """`versions`: sorted by type, and newer versions first. `next_after`: the type and version of the last entry, after
-    which the next page begins; None: this is the last page. A version that this release cannot read is left out, but
-    counts for the page's length.
+    """`versions`: the entries, sorted by type. Newer versions of a type come first. `next_after`: the type and version
+    of the last entry, after which the next page begins; None: this is the last page. A version that this release cannot
+    read is left out, but counts for the page's length.
     """
 
     versions: Sequence[TemplateVersion]
@@ -333,7 +333,7 @@ class Templates:
 
     async def delete(self, connection: Connection, tenant_id: str, template_type: str, version: int) -> None:
         """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
-        templates and for schedules. No lock stops the submission of a run at the same moment: workers carry out such a
+        templates and for schedules. No lock stops a run that is submitted at the same moment. Workers carry out such a
         run without its template, but nobody can retry or repeat it.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
@@ -368,7 +368,7 @@ class Templates:
             for version in self.all_declared_in_code()
             if template_type in (None, version.template.type) and _sort_key_of(version) > last_key
         }
-        for row in rows:  # a version in code comes before a tenant's version of the same type and number
+        for row in rows:  # a version in code takes precedence over a tenant's version of the same type and number
             versions.setdefault(_sort_key(row["type"], row["version"]), _read_or_leave_out(tenant_id, row))
         keys = sorted(versions)
         page_keys = keys[:limit]

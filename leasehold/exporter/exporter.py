@@ -1,11 +1,11 @@
 """Exports metrics that a process must query from the database: queues, leases, the outbox, the database's own health.
 The outbox has the hints (messages about due tasks) that the broker has not confirmed yet.
 
-One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
-worker and every API process tries to lead. A leader that ends in an orderly way resigns, so that another process leads
-at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers to its /metrics. Other
-processes add nothing. So the metrics exist as long as any process lives. When the leader changes, two processes may
-export the metrics for a while. The values are the same, and dashboards use the greatest.
+One elected process, the leader, exports the metrics. The leader is the process that has the row `exporter` of the table
+`leadership`. Every worker and every API process tries to lead. A leader that ends in an orderly way resigns, so that
+another process leads at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers to
+its /metrics. Other processes add nothing. So the metrics exist as long as any process lives. When the leader changes,
+two processes may export the metrics for a while. The values are the same, and dashboards use the greatest value.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX_PAUSE_SECONDS = 60.0
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
-#: The most seconds that `resign` may take, and the errors that it does not raise: the process ends in any case.
+#: The most seconds that `resign` may take, and the errors that it does not raise, because the process ends in any case.
 _RESIGN_SECONDS = 3.0
 _NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AGAIN)
 
@@ -239,8 +239,8 @@ class Exporter(Collector):
         )
 
     def _with_ages(self, rows: Rows) -> Rows:
-        """The rows, in which the oldest snapshot is at least as old as this process knows. PostgreSQL does not tell
-        since when some snapshots are held (snapshots.py).
+        """The rows, with a better age of the oldest snapshot. PostgreSQL does not tell since when some snapshots are
+        held, so the age becomes at least the age that this process has observed (snapshots.py).
         """
         if "snapshots" not in rows:
             return rows

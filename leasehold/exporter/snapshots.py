@@ -25,9 +25,9 @@ class SnapshotAges:
         self._times: list[float] = []
 
     def seconds(self, next_xid: int, age: int) -> float:
-        """Record a round. Returns the least number of seconds for which a snapshot has been held, precise to one round.
-        `age`: how many transactions began since the snapshot, as PostgreSQL's `age(xmin)`; 0: none began, so the
-        snapshot keeps nothing.
+        """Record a round. Returns for how many seconds, at least, the snapshot has been held. The number is precise to
+        one round. `age`: how many transactions began since the snapshot, as PostgreSQL's `age(xmin)`; 0: none began, so
+        the snapshot keeps nothing.
         """
         now = self._clock()
         if self._next_xids and next_xid < self._next_xids[-1]:  # another server, which counts its own transactions

@@ -33,7 +33,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.concurrency import FIRST_STEP_OF_HELD_JOB
 
-#: The two rates: of jobs, and of uploads that begin before their job exists.
+#: The two rates: the rate of jobs, and the rate of uploads that begin before their job exists.
 Charge = Literal["submissions", "uploads"]
 #: The retry-after of a submission to a full queue.
 _FULL_QUEUE_SECONDS = 5.0
@@ -107,8 +107,8 @@ class Admission:
 
     async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:
         """A shortcut for one run, in place of `submitting`: reserve its place among the tenant's unfinished jobs.
-        Returns False if the caller needs `submitting`: the settings limit rates or queue depths, or the tenant is near
-        its bound on unfinished jobs. Raises the same errors as `submitting`.
+        Returns False if the caller needs `submitting`, because the settings limit rates or queue depths, or because the
+        tenant is near its bound on unfinished jobs. Raises the same errors as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:

@@ -136,7 +136,7 @@ async def announce(
         if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
     _check_bounds(settings, sizes)
-    await _take(connection, tenant_id, lease, list(by_key))  # rows of files that are announced again
+    await _take(connection, tenant_id, lease, list(by_key))  # deletes the rows of files that are announced again
     for key, file in by_key.items():
         await uploads.open_upload(
             connection,
@@ -234,7 +234,8 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
 
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Watch the keys of files of jobs that are about to be deleted, until no transfer can arrive any more.
+    """Watch the keys of the files of these jobs until no transfer can arrive any more. The jobs are about to be
+    deleted.
 
     A completed file has no row of `upload`. While the job exists, it needs none: a transfer that arrives can only store
     an object of the announced size, and the job's deletion deletes this object. But an object that arrives after the

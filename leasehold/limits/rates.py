@@ -52,7 +52,7 @@ async def take(connection: Connection, key: str, per_minute: int, count: int = 1
     """Charge `count` requests of `key`, all or none. The rate is `per_minute`. The requests of a whole minute may come
     at once.
 
-    `count` must be at most `per_minute`: more requests at once would never be allowed.
+    `count` must be at most `per_minute`, because more requests at once would never be allowed.
     """
     assert count <= per_minute, "a charge above a whole minute's rate can never be allowed"
     added_debt = 60.0 * count / per_minute

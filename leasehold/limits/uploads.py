@@ -242,7 +242,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
     if size is not None and size > upload.at_most and upload.open:
         async with connections() as connection, connection.transaction():
             await on_too_large(connection, upload, size)
-        # Read the size again: the client may have replaced the object, and completed the upload before
+        # Read the size again, because the client may have replaced the object, and completed the upload before
         # `on_too_large` could refuse it. Then the object belongs to a job.
         size = await _size_of(store, upload.key)
     if size is not None and size > upload.at_most:

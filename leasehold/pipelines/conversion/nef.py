@@ -9,8 +9,8 @@
     parts     one after another, in the order of the manifest
 
 The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part, so a reader
-notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest.
-The manifest has the sha256 of each part, so the signature covers the parts, too.
+notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest
+with these sha256, so it covers the parts, too.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class ConversionParams(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `accuracy_guard` if it is false. Workers of earlier releases refuse an unknown parameter. And a
-        request that is repeated after an upgrade must have the fingerprint that it had before.
+        """Leave out `accuracy_guard` if it is false, for two reasons. Workers of earlier releases refuse an unknown
+        parameter. A request that is repeated after an upgrade must have the same fingerprint as before the upgrade.
         """
         values: dict[str, Any] = handler(self)
         if not self.accuracy_guard:

@@ -35,8 +35,8 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewConversion:
-    """A conversion to write. The job's exclusive_key is the user: a unique index allows one unfinished job for each
-    key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from the job's
+    """A conversion to write. The job's exclusive_key is the user. A unique index allows only one unfinished job for
+    each key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from the job's
     tenant. `input`: the client's request, as the API shows it.
     """
 

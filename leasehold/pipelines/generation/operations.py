@@ -128,7 +128,7 @@ async def withdraw_adopted(
     withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
         return await withdraw(connection, settings, job_id, tenant_id)
-    # SKIP LOCKED as in `keep_order`.
+    # SKIP LOCKED for the same reason as in `keep_order`.
     is_idle = await connection.fetchval(
         "SELECT leased = 0 FROM job WHERE id = $1 AND finished_at IS NULL FOR UPDATE SKIP LOCKED", withdrawal_id
     )

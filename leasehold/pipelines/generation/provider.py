@@ -1,8 +1,8 @@
 """The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
 A provider is a client of an external HTTP service. It keeps no state: the steps write into the task's note what the
-next attempt must know. A method fails with one of the errors below. Their messages contain no credential, and of a URL
-not the part after `?`.
+next attempt must know. A method fails with one of the errors below. The messages of these errors contain no credential.
+A URL in them lacks its query (the part after `?`).
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class Provider(Protocol):
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
         """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), NoAccess, TryLater
-        or OutcomeUnknown. After the last two, poll again.
+        or OutcomeUnknown. After each of the last three, poll again.
         """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
         """Ask the provider to stop the order. Returns True if the order is stopped, and False if the provider cannot
-        stop it. Raises Rejected, NoAccess, TryLater or OutcomeUnknown. After the last two, ask again.
+        stop it. Raises Rejected, NoAccess, TryLater or OutcomeUnknown. After each of the last three, ask again.
         """

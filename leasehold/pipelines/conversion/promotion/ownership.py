@@ -42,8 +42,8 @@ _MAX_DEAD_KEYS = 20
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 #: What a call may have done at a key. created: the call created the object. unsure: the target does not report whether
-#: the call created the object or overwrote one. replaced: the call overwrote an object of the tenant, and made a backup
-#: before.
+#: the call created the object or overwrote another object. replaced: the call first made a backup of an object of the
+#: tenant, and then overwrote the object.
 Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 

@@ -31,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: The largest object of a file service that can be replaced, because the object is first downloaded as a backup.
+#: The largest object of a file service that can be replaced. This is bounded, because the object is first downloaded as
+#: a backup.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The field in an object's metadata that names the call that wrote the object.
@@ -128,8 +129,8 @@ class _Bucket:
             await self._copy(self._store, source, self._target_store, key, key, size, call_id, only_new=True)
         except PutRefused:
             raise target_exists(key) from None
-        # True even if the store ignores the header and may have replaced an object: `remove` reads the call from the
-        # object's metadata, so an undo never removes an object of another call.
+        # True even if the store ignores the header and may have replaced an object. The reason: `remove` reads the call
+        # from the object's metadata, so an undo never removes an object of another call.
         return True
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:

@@ -22,8 +22,8 @@ from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
 #: The report of a conversion names this many of the worst layers.
 REPORTED_LAYERS = 5
-_MAX_NAME = 200  # characters of a layer's name in a report
-_MAX_SAMPLES = 2  # each sample costs a run of both models, with the outputs of all layers
+_MAX_NAME = 200  # the most characters of a layer's name in a report
+_MAX_SAMPLES = 2  # few, because each sample costs a run of both models, with the outputs of all layers
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
@@ -93,7 +93,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """The name of a node, or of its first output if it has none."""
+    """The name of a node. If the node has no name: the name of its first output."""
     return node.name or next((name for name in node.output if name), "")
 
 
@@ -102,8 +102,8 @@ def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> 
     All these outputs together have at most _MAX_BYTES.
 
     An output that the int8 graph quantises is compared after it has become float again, because the next layer reads it
-    in this form. A further reason: the int8 graph may lack the Relu of the float graph, because its QuantizeLinear cuts
-    off the negative values.
+    in this form. A further reason: the int8 graph may lack a Relu of the float graph. There, QuantizeLinear cuts off
+    the negative values instead.
     """
     # QuantizeLinear outputs integers, which cannot be compared with floats.
     in_float = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
@@ -159,9 +159,9 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float], constants: set[s
     the nodes in their order. If the output of a layer is not measured, the function remembers the layer (`unmeasured`),
     and reads its noise at the first measured output behind it.
 
-    This happens at a Relu after a convolution, because the int8 graph has no such Relu. There, the convolution's output
-    has the name of the Relu's output, and QuantizeLinear cuts off the negative values. So only the Relu's output is
-    measured, and its noise counts as the noise of the convolution.
+    An example is a Relu after a convolution. The int8 graph has no such Relu. There, the convolution's output has the
+    name of the Relu's output, and QuantizeLinear cuts off the negative values. So only the Relu's output is measured,
+    and its noise counts as the noise of the convolution.
     """
     noise_of: dict[str, float] = {}
     unmeasured: dict[str, onnx.NodeProto] = {}  # an output that is not measured -> its layer

@@ -19,7 +19,7 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 
 #: onnxruntime quantises the weights of these operators when it loads a model.
 _QUANTISED_ON_LOAD = {"Conv", "ConvTranspose", "Gemm"}
-_LOWEST = "leasehold_lowest_float"  # the name of a constant
+_LOWEST = "leasehold_lowest_float"  # the name of the constant that `_protect` adds to the model
 #: The override that quantises a tensor with one scale, in place of one scale for each channel.
 _ONE_SCALE = {"quant_type": QuantType.QInt8, "symmetric": True}
 
