@@ -223,6 +223,7 @@ class _Question:
     at_most: int | None = None
 
     def digest(self) -> bytes:
+        # Identifies the question (its schema and all its payloads) among the refused questions.
         digest = hashlib.sha256(self.name.encode())
         for payload in self.payloads:
             digest.update(len(payload).to_bytes(8, "big") + payload)

@@ -235,6 +235,7 @@ class Admission:
         if not is_single:
             _refuse_too_many_at_once(queues, at_most)
         for queue, new_tasks in queues.items():
+            # For a single job with more tasks than `at_most`, the queue has room only if no other task waits in it.
             room = max(at_most, new_tasks)
             if await run_reads.depth(connection, queue, room) + new_tasks > room:
                 raise _queue_full(at_most, new_tasks if is_single else 0)
@@ -250,6 +251,7 @@ class Admission:
             await lock_name(connection, f"depth {queue}")
             tasks_of_job = paid.queues[queue] if paid.is_single else 0
             room = max(at_most, tasks_of_job)
+            # `depth` does not count tasks that wait for concurrency limits. The new ones are in `held`.
             if await run_reads.depth(connection, queue, room + 1) + paid.held[queue] > room:
                 raise _queue_full(at_most, tasks_of_job)
 

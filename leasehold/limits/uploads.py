@@ -38,6 +38,7 @@ _GRACE_SECONDS = 60
 SLOWEST_TRANSFER = timedelta(days=1)
 #: The retry-after of a refused upload.
 _RETRY_SECONDS = 60.0
+#: In place of (task id, epoch), for an upload that belongs to no attempt of an external worker.
 _NO_ATTEMPT = (None, None)
 #: A multipart upload of the platform that is older than this has no living writer. Clocks may differ by an hour or two.
 _LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
@@ -104,6 +105,7 @@ _FORGET_OVER = """
 DELETE FROM upload
 WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL) AND most = $3
 """
+# For such a row of an external worker's file, in place of _FORGET_OVER. $3 the size of the stored object.
 _KEEP_OVER = """
 -- upload_kept
 UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'

@@ -220,7 +220,9 @@ class Usage:
                 now = monotonic()
         finally:
             usage.is_counting = False
-        # The count may have missed the jobs and bytes that were admitted while it ran, however long it ran.
+        # The count may lack two groups. First: jobs that were admitted shortly before it (`recent`), if their
+        # transactions were not committed yet. Second: jobs and bytes that were admitted while it ran, however long it
+        # ran.
         usage.jobs = jobs + recent + usage.admitted_jobs - jobs_before
         usage.stored_bytes = stored_bytes + usage.admitted_bytes - bytes_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)

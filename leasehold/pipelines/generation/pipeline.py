@@ -28,6 +28,7 @@ BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
 #: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time in
 #: which no worker runs.
 STORE_TIME = timedelta(hours=4)
+#: The pauses before the second, third and fourth attempt of a step.
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: A withdrawal is tried for at least a day, because an order that nobody cancels goes on, and costs money. In this time
 #: an operator can replace a revoked key, or pay the provider.

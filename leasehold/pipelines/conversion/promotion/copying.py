@@ -114,8 +114,10 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, *, is_own: bool) -> None:
-        """Copy one artifact. `backup`: where to put a replaced object. `is_own`: whether the key holds an object that
-        the tenant has promoted.
+        """Copy one artifact. If the key holds no object, this creates one. An object that the tenant has promoted
+        (`is_own`) is replaced, and a copy of it is kept at the key `backup`. If the target does not tell whether the
+        key holds an object, `create` asks the target to keep an existing object. An object of somebody else is a
+        Conflict.
         """
         existing = await self._target.existing(copy.key)
         if existing is Existing.NOTHING:

@@ -39,6 +39,7 @@ _UNDO_LEASE_SECONDS = 300
 #: The most keys of dead calls that the leading worker undoes at once.
 _MAX_DEAD_KEYS = 20
 
+#: A tenant's id that can be the name of the tenant's folder (`folder_of`).
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 #: What a call may have done at a key. created: the call created the object. unsure: the target does not report whether

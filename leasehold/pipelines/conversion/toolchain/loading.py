@@ -19,7 +19,7 @@ from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.shapes import bytes_of_element
 
-_OLDEST_OPSET = 1
+_OLDEST_OPSET = 1  # the oldest opset that is accepted; the toolchains convert old opsets
 #: The domains of the ONNX standard: "ai.onnx" is another spelling of "".
 _STANDARD = {"", "ai.onnx"}
 _MAX_DEPTH = 16  # how deep graphs may be nested in graphs

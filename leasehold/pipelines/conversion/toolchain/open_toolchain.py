@@ -56,6 +56,7 @@ _GOOD_AGREEMENT = 0.95
 #: The progress (in percent) that the step reports while the accuracy guard works. The number stays the same, because
 #: nobody knows how many rounds the guard needs.
 _GUARD_PERCENT = 86.0
+#: The members with which reports and manifests name the toolchain.
 TOOLCHAIN = {
     "toolchain": "open",
     "versions": {

@@ -29,12 +29,13 @@ def make_biases_plain(model: onnx.ModelProto) -> None:
         beta = _take_attribute(node, "beta", 1.0)
         scaled = (bias * beta).astype(bias.dtype)
         name = f"{node.output[0]}_plain_bias"
+        # The bias differs between rows, or nobody knows the number of columns: add it in a separate node.
         if columns is None or (bias.ndim > 1 and bias.shape[0] != 1):
             product = f"{node.output[0]}_without_bias"
             nodes.append(helper.make_node("Add", [product, name], [node.output[0]], name=f"{node.name}_bias"))
             node.output[0] = product
             del node.input[_BIAS:]
-        elif beta == 1.0 and bias.shape == (columns,):
+        elif beta == 1.0 and bias.shape == (columns,):  # the bias has the right form already
             continue
         else:
             scaled = np.broadcast_to(scaled.reshape(-1), (columns,)).copy()

@@ -67,6 +67,8 @@ class Fal:
             return Working(status)
         if status != "COMPLETED":
             raise bad_answer("has a status that is not documented")
+        # An order that failed is COMPLETED, too. Then the status has an error, or fal answers with an error in place of
+        # the result.
         if body.get("error"):
             raise _failure(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
