@@ -79,7 +79,7 @@ def find_rabbitmq() -> RabbitServer | None:
         return RabbitServer.at(Path("/"))
     try:
         return RabbitServer.at(_unpack_folder())
-    except (OSError, RuntimeError):  # no cache can be made, or the user has no home: so nothing was unpacked
+    except (OSError, RuntimeError):  # no cache can be made, or the user has no home, so nothing was unpacked
         return None
 
 
@@ -100,7 +100,7 @@ async def install_rabbitmq() -> RabbitServer:
             root.chmod(0o755)  # whatever the umask is
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
-            if RabbitServer.at(root) is None:  # check before the rename: then the next call unpacks again
+            if RabbitServer.at(root) is None:  # before the rename, so that the next call unpacks again
                 raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
             _relocate_erlang(root, target)
             root.rename(target)

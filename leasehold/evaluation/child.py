@@ -68,7 +68,8 @@ def _confine(memory_bytes: int) -> None:
         resource.setrlimit(kind, (bound, bound))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    # A terminal sends SIGINT to the parent and to its children. Only the parent reacts: it ends its children itself.
+    # A terminal sends SIGINT to the parent and to its children. Only the parent reacts, because it ends its children
+    # itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -205,7 +205,7 @@ def _number_groups(root: _Node) -> list[_Node]:
                 low[node] = min(low[node], low[other])
             elif other.group < 0:
                 low[node] = min(low[node], order[other])
-        if low[node] == order[node]:  # the group of `node` is complete: it is the upper part of the stack
+        if low[node] == order[node]:  # the group of `node` is complete: `node` and all nodes above it on the stack
             while node.group < 0:
                 stack.pop().group = order[node]
 

@@ -1,10 +1,10 @@
 """Compiles the JSON Schemas of pydantic models. Code declares such models for its templates and for signals.
 
 The model itself checks each value that fits its schema. So the schema must not refuse a value that the model accepts.
-Pydantic accepts more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
-hyphens, a URL or an email address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS`
-allows them. The engine for patterns takes linear time, but does not know some expressions of Python's patterns.
-`_with_known_patterns` leaves out the patterns that the engine cannot compile.
+Pydantic accepts more than the formats of JSON Schema allow, for example a time without a zone, a duration of 1.5 s, a
+UUID without hyphens, and a URL or an email address with letters beyond ASCII. Pydantic also writes some of these forms,
+so `_FORMATS` allows them. The engine for patterns takes linear time, but does not know some expressions of Python's
+patterns. `_with_known_patterns` leaves out the patterns that the engine cannot compile.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _FORMATS: dict[str, Callable[[str], bool]] = {
 
 
 def _with_known_patterns(schema: Any) -> Any:
-    """The schema without the patterns that the engine cannot compile. Such a pattern of `patternProperties` is not
-    simply left out: its subschema becomes `additionalProperties`.
+    """The schema without the patterns that the engine cannot compile. If such a pattern is in `patternProperties`, the
+    subschemas there become `additionalProperties`.
     """
     if isinstance(schema, list):
         return [_with_known_patterns(subschema) for subschema in schema]

@@ -81,7 +81,7 @@ class Process:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
         if size > _MAX_ANSWER_BYTES:
-            raise EOFError  # no answer is this large: `ask` treats the child as dead
+            raise EOFError  # no answer is this large, so `ask` treats the child as dead
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 

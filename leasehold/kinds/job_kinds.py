@@ -79,8 +79,8 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
-    """How people settle jobs with an unknown order: the job has ended without success, and nobody knows whether the
-    other system accepted the order. A person who finds the order in the other system lets the job adopt the order by
+    """How people settle jobs with an unknown order. Such a job has ended without success, and nobody knows whether the
+    other system accepted its order. A person who finds the order in the other system lets the job adopt the order by
     its id.
 
     `step`: the step that sends the order. It should need no other step. Otherwise a retry from an earlier step would

@@ -251,7 +251,8 @@ class Admission:
             await lock_name(connection, f"depth {queue}")
             tasks_of_job = paid.queues[queue] if paid.is_single else 0
             room = max(at_most, tasks_of_job)
-            # `depth` does not count tasks that wait for concurrency limits. The new ones are in `held`.
+            # `depth` does not count tasks that wait for concurrency limits. The new tasks that wait for them are in
+            # `held`.
             if await run_reads.depth(connection, queue, room + 1) + paid.held[queue] > room:
                 raise _queue_full(at_most, tasks_of_job)
 

@@ -39,7 +39,8 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
-# Reads the announced size from `most`, and not from `bytes`: after the URL has expired, `bytes` is the stored size.
+# Reads the announced size from `most` and not from `bytes`, because `bytes` is the stored size after the URL has
+# expired.
 _ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
@@ -237,9 +238,9 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     """Watch the keys of the files of these jobs until no transfer can arrive any more. The jobs are about to be
     deleted.
 
-    A completed file has no row of `upload`. While the job exists, it needs none: a transfer that arrives can only store
-    an object of the announced size, and the job's deletion deletes this object. But an object that arrives after the
-    deletion would stay for good.
+    A completed file has no row of `upload`. While the job exists, the file needs no row, because a transfer that
+    arrives can only store an object of the announced size, and the job's deletion deletes this object. But an object
+    that arrives after the deletion would stay for good.
     """
     await connection.execute(_FORGET_WITH_JOBS, list(job_ids), _LONGEST_URL, uploads.SLOWEST_TRANSFER)
 

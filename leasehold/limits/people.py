@@ -65,9 +65,9 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 
 # $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
 # because an OpenID provider may give an old address to a new person. Then the login of the person who signs in later
-# gets a suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5`
-# if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing
-# row. With a suffix from $1, which is new at each sign-in, the login would change each time.
+# gets a suffix, which is the end of the row's id. `excluded.login` is the login that the INSERT would have written. It
+# is `$5` if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the
+# existing row. With a suffix from $1, which is new at each sign-in, the login would change each time.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -156,7 +156,7 @@ async def record_sign_in(
         # Another sign-in of the same person may write rows of other tenants. Without this lock, each of the two
         # sign-ins could wait for a row that the other has locked.
         await lock_name(connection, f"person {subject} of {issuer}")
-        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order: else they could deadlock
+        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order, so that none deadlock
             await lock_name(connection, f"person of {tenant_id}")
             try:
                 await _check_room_for(connection, identity, tenant_id, max_people)

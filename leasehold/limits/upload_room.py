@@ -1,7 +1,8 @@
 """Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, and the tenant's other uploads must wait for this lock. Far from the tenant's bound an
-estimate is enough: the process counts without a lock, remembers the count for a moment, and adds each new upload to it.
+An exact count needs a lock, and the tenant's other uploads must wait for this lock. Far from the tenant's bound, an
+estimate is enough. There the process counts without a lock, remembers the count for a moment, and adds each new upload
+to it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ _CONDEMN_PREFIX = """
 UPDATE upload SET open = false WHERE key = $1 AND tenant_id = $2 RETURNING true
 """
 # $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
-# has ended: then the attempt takes the row, or `give_up` closes it (external_files.py). Until then an inspection a day
+# has ended. Then the attempt takes the row, or `give_up` closes it (external_files.py). Until then one inspection a day
 # is enough, because no transfer can arrive any more.
 _FORGET_OVER = """
 -- upload_over

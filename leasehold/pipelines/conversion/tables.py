@@ -16,7 +16,7 @@ conversion = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("user_id", Text, nullable=False),
-    Column("owner_tenant", Text),  # the client's own `tenant_id`: the API returns it, and it grants nothing
+    Column("owner_tenant", Text),  # the client's own `tenant_id`, which the API returns; it grants nothing
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count, ref_images_bytes}
     Column("client_id", Text),  # the client whose API key created it; NULL in rows older than this column

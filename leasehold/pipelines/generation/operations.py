@@ -183,8 +183,8 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
         return []
-    # SKIP LOCKED avoids a deadlock: another transaction may hold the lock of the withdrawal and wait for the lock of
-    # the generation, which the present transaction holds.
+    # SKIP LOCKED avoids a deadlock, because another transaction may hold the lock of the withdrawal, and wait for the
+    # lock of the generation, which this transaction holds.
     is_locked = await connection.fetchval("SELECT true FROM job WHERE id = $1 FOR UPDATE SKIP LOCKED", withdrawal_id)
     if is_locked and from_step != _ORDERING_STEP:
         cancellation = await jobs.request_cancel(

@@ -1,6 +1,6 @@
 """The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
-A provider is a client of an external HTTP service. It keeps no state: the steps write into the task's note what the
+A provider is a client of an external HTTP service. It keeps no state. The steps write into the task's note what the
 next attempt must know. A method fails with one of the errors below. The messages of these errors contain no credential.
 A URL in them lacks its query (the part after `?`).
 """

@@ -71,7 +71,7 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._foreign_keys: set[str] = set()  # keys with an object of somebody else: an undo must not touch them
+        self._foreign_keys: set[str] = set()  # keys with objects of somebody else, which an undo must not touch
 
     async def promote(
         self,

@@ -28,7 +28,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call ends earlier: it undoes the copies of dead calls, makes its
+#: Seconds after which a call counts as dead. A live call ends earlier. It undoes the copies of dead calls, makes its
 #: own copies, and perhaps undoes these. That takes at most 2 * UNDO_SECONDS + COPY_SECONDS.
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
@@ -128,7 +128,7 @@ SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDAT
 #: SQL: the assignments in a key's row that end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
 # Keys without a backup are free now. The call keeps the other keys until it has deleted their backups. Their `until` is
-# now: if the call dies before, a worker finds them and deletes the backups.
+# now, so that a worker finds them and deletes the backups if the call dies before.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
 WITH freed_keys AS (

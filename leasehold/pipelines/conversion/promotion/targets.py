@@ -187,8 +187,8 @@ class _Bucket:
 
 @contextmanager
 def _as_bad_gateway(key: str) -> Iterator[None]:
-    """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it: the key
-    already holds an object, or another put of the key is under way.
+    """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it. It means that
+    the key already holds an object, or that another put of the key is under way.
     """
     try:
         yield
@@ -251,7 +251,7 @@ class _FileService:
             path = Path(directory) / "backup"
             status = await self._download(key, path)
             if status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-                self._tokens.forget()  # the token may be revoked: ask again with a new token
+                self._tokens.forget()  # the token may be revoked, so ask again with a new token
                 status = await self._download(key, path)
             if status != HTTPStatus.OK:
                 log.warning("the file service does not return the object that is to be replaced", status=status)
@@ -304,14 +304,14 @@ class _FileService:
     ) -> Answer:
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-            self._tokens.forget()  # the token may be revoked: send the request again with a new token
+            self._tokens.forget()  # the token may be revoked, so send the request again with a new token
             answer = await self._ask_once(method, key, request_headers, content)
         return answer
 
     async def _ask_once(
         self, method: str, key: str, request_headers: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
     ) -> Answer:
-        # Empty headers are left out: `restore` belongs to no call, so its `X-Request-Id` is empty.
+        # Empty headers are left out. For example, `restore` belongs to no call, so its `X-Request-Id` is empty.
         headers = {name: value for name, value in {**await self._authorization(), **request_headers}.items() if value}
         body = b"" if content is None else content()
         try:

@@ -26,7 +26,7 @@ _MAX_NAME = 200  # the most characters of a layer's name in a report
 _MAX_SAMPLES = 2  # few, because each sample costs a run of both models, with the outputs of all layers
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
-#: Operators that move numbers and change none. Their outputs are not measured.
+#: Operators that move numbers, but do not change them. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights. The result does not list them as layers, but their outputs are measured, for two reasons.
 #: First: if the output of the layer before them cannot be measured, the noise of that layer is read at their output.

@@ -174,7 +174,7 @@ def package(work: Work) -> Done:
     files = json_file(work, REPORT, earlier_reports(work.files[BIE_REPORT]) | {"nef": manifest})
     try:
         nef.write(path, manifest, {"model.onnx": graph, "report.json": files[REPORT].path})
-    except nef.BadContainer as error:  # the manifest is too large: the model has thousands of inputs or outputs
+    except nef.BadContainer as error:  # the manifest is too large, because the model has thousands of inputs or outputs
         raise refusals.not_packageable(str(error)) from error
     report_progress(work, 60, "running the package")
     graph.write_bytes(nef.read(path).part("model.onnx"))

@@ -29,7 +29,7 @@ def make_biases_plain(model: onnx.ModelProto) -> None:
         beta = _take_attribute(node, "beta", 1.0)
         scaled = (bias * beta).astype(bias.dtype)
         name = f"{node.output[0]}_plain_bias"
-        # The bias differs between rows, or nobody knows the number of columns: add it in a separate node.
+        # The bias differs between rows, or nobody knows the number of columns. So a separate node adds it.
         if columns is None or (bias.ndim > 1 and bias.shape[0] != 1):
             product = f"{node.output[0]}_without_bias"
             nodes.append(helper.make_node("Add", [product, name], [node.output[0]], name=f"{node.name}_bias"))

@@ -84,7 +84,7 @@ def quantise_static(
             extra_options=options,
             calibration_cache_path=ranges,
         )
-    except (MemoryError, StepError):  # a StepError of `on_sample`: the job was cancelled
+    except (MemoryError, StepError):  # `on_sample` raises a StepError when the job was cancelled
         raise
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error

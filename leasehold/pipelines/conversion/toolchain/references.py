@@ -21,7 +21,7 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED_SAMPLES = 16
-#: At most this many bytes of samples stay in memory: for an input of 3 x 640 x 640, the samples of 100 images fit. Each
+#: At most this many bytes of samples stay in memory. For an input of 3 x 640 x 640, the samples of 100 images fit. Each
 #: pass makes all further samples again.
 _KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")

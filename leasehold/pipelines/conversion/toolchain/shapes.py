@@ -94,7 +94,9 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 
 def specification(values: Any) -> list[dict[str, Any]]:
-    """Inputs or outputs, as reports and manifests show them. Do not shorten a name: `references.samples` uses it."""
+    """Inputs or outputs, as reports and manifests show them. The names must be whole, because `references.samples` uses
+    them.
+    """
     return [
         {
             "name": value.name,
