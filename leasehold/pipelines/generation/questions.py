@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from leasehold.kinds.metrics import CAP, Question, labelled_gauge
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
-#: The exporter reports at most this many servers, the busiest first. A server is a label of workers. A client may name
-#: it in an order.
+#: The exporter reports at most this many servers, the busiest first. `server_id` is a label of workers, and clients
+#: choose it in their orders. So there may be any number of servers.
 MAX_SERVERS = 100
 
 # Unfinished generations by kind, server and public status (the words of the endpoints). $1: the most generations to

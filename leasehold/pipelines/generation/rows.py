@@ -30,11 +30,11 @@ _CONDEMNED = "'-infinity'::timestamptz"
 _DELETION_SECONDS = 1
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
-#: The search for the jobs that have an order reads at most this many generations.
+#: `holders` (which jobs have a given order of a provider?) searches at most this many generations.
 MAX_SEARCHED = 10_000
 
 
-# SQL: the step `submit` of the job `j` has recorded that it orders, and has not succeeded.
+# SQL: the step `submit` of the job `j` has recorded that it is about to order, and has not succeeded.
 _HAS_INTENT = """EXISTS (SELECT FROM task s JOIN note n ON n.task_id = s.id
     WHERE s.job_id = j.id AND s.step = 'submit' AND s.status <> 'succeeded' AND n.value ? 'asked_at')"""
 
@@ -55,7 +55,8 @@ class NewGeneration:
 @dataclass(frozen=True, slots=True)
 class WithdrawnGeneration:
     """What is needed to cancel a generation at its provider. `submitted`: the value of the submit step, once that step
-    has succeeded, or once a person has found the order. `is_unknown`: without a value, the step may still have ordered.
+    has succeeded, or once a person has found the order. `is_unknown`: the step may have ordered, but it has not
+    succeeded, so `submitted` may be None for an order that exists.
     """
 
     job_status: str
@@ -75,11 +76,11 @@ class RetriedOrder:
 
 
 async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID:
-    """Write the job and the row of its generation. A UUID: the same order exists already, with this job, and nothing is
-    written.
+    """Write the job and the row of its generation. If the same order exists already, write nothing and return the UUID
+    of its job.
 
     Raises Conflict `task_id_reused` if the task_id belongs to a different order, and Conflict `result_consumed` if a
-    client has consumed the result of the same order: nobody can read it any more.
+    client has consumed the result of the same order, because nobody can read that result any more.
     """
     while True:
         try:
@@ -194,8 +195,8 @@ async def owner(connection: Connection, job_id: UUID) -> Row | None:
 async def withdrawn(
     connection: Connection, job_id: UUID, tenant_id: str, withdrawal_id: UUID
 ) -> WithdrawnGeneration | None:
-    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted: what
-    `withdrawals.keep_orders` has kept of it. None: the generation is deleted, and had no order at the provider.
+    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted, this function returns
+    what `withdrawals.keep_orders` has kept of it. None: the generation is deleted, and had no order at the provider.
     """
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
@@ -207,7 +208,7 @@ async def withdrawn(
     )
     if row is not None:
         return WithdrawnGeneration(row["status"], row["params"], row["submitted"], row["is_unknown"])
-    # Read from the database: the attempt's own parameters may be older than the deletion.
+    # Read this from the database, because the attempt's own parameters may be older than the deletion.
     kept = await connection.fetchval("SELECT params -> 'order' FROM job WHERE id = $1", withdrawal_id)
     if kept is None:
         return None
@@ -216,8 +217,8 @@ async def withdrawn(
 
 
 async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
-    """The generations among these jobs whose order the provider has accepted, and has not reported as finished: the
-    job, and its tenant.
+    """Which of these jobs are generations whose order the provider has accepted, and has not reported as finished?
+    Returns the job and the tenant of each.
     """
     rows = await connection.fetch(
         "SELECT g.job_id, g.tenant_id FROM generation g"
@@ -231,7 +232,8 @@ async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> l
 
 
 # The other jobs that have the order $3 of the provider $2. No index has the ids of orders, so this searches the newest
-# $4 generations of all tenants. `value` is that of a step `submit` that has succeeded, or whose order was adopted.
+# $4 generations of all tenants. `r.value` exists if the step `submit` has succeeded, or if the generation has adopted
+# an order that a person found.
 _HOLDERS = """
 -- generation_holders
 SELECT j.params FROM (SELECT job_id FROM generation ORDER BY job_id DESC LIMIT $4) AS newest
@@ -242,8 +244,8 @@ WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider'
 
 
 async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
-    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`: as the
-    provider's answer, or because a person has found it. Searches the newest `MAX_SEARCHED` generations.
+    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`. The id
+    came from the provider's answer, or from a person who found the order. Searches the newest `MAX_SEARCHED` generations.
     """
     rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
     return [row["params"] for row in rows]
@@ -287,7 +289,7 @@ async def keep_source(
     already, the call can only make it expire later.
 
     Returns the time of expiry of a new image. None: the image was stored already. Raises Unavailable `busy` if the same
-    image is condemned: its object may be deleted at any moment, so the caller must not rely on it.
+    image is condemned. Its object may then be deleted at any moment, so the caller must not rely on the image.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, size, expires_at) VALUES ($1, $2, $3, clock_timestamp() + $4)"
@@ -333,8 +335,8 @@ async def expired_sources(connection: Connection, limit: int = 100) -> list[str]
 
 
 async def condemn_source(connection: Connection, key: str) -> bool:
-    """Condemn an expired source image: from now on nobody can keep it, and its object can be deleted. False: the image
-    is not expired any more, because it was uploaded again.
+    """Condemn an expired source image. From now on no upload can keep the image, and its object can be deleted. False:
+    the image is not expired any more, because it was uploaded again.
     """
     condemned = await connection.fetchval(
         f"UPDATE source_image SET expires_at = {_CONDEMNED} WHERE key = $1 AND expires_at < clock_timestamp()"

@@ -40,8 +40,8 @@ from leasehold.transitions.jobs.deadlines import extend_deadline
 _MAX_BACKOFF_SECONDS = 120.0
 #: The longest pause that a provider's Retry-After can cause.
 _MAX_RETRY_AFTER_SECONDS = 600.0
-#: Each pause is extended by a random share of its length, at most this share. So polls that are due at the same time
-#: spread out.
+#: Each pause is extended by a random fraction of its length, at most this fraction. So polls that are due at the same
+#: time spread out.
 _MAX_JITTER = 0.1
 #: The most files of one order. The client may choose the provider's model, and the model may decide how many links the
 #: answer has.
@@ -53,8 +53,8 @@ generation.opens(open_provider_context)  # once for each worker; a handler finds
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
     """Send the order once. The step records its intent (`asked_at`) before it orders. If an attempt finds this record,
-    an earlier attempt may have ordered. The record stays until an attempt knows that nothing was ordered: as long as it
-    stands, people can settle the order (`operations`), however the job ends.
+    an earlier attempt may have ordered. The record stays until an attempt knows that nothing was ordered. As long as
+    the record stands, people can settle the order (see operations.py), however the job ends.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -64,7 +64,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         raise _final_error(note, error.code, error.message) from None
     # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
-    # Without `asked_at` if no earlier attempt may have ordered: if this one orders nothing, the step may order later.
+    # `earlier` has `asked_at` only if an earlier attempt may have ordered. Without it, a later attempt may order if
+    # this attempt orders nothing.
     earlier = {name: value for name, value in note.items() if name == "asked_at"}
     if earlier and not may_repeat:
         raise Permanent(OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN)
@@ -79,12 +80,13 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     except TryLater as error:
         tries = note.get("tries", 0) + 1
         later = earlier | {"tries": tries, "last_error": error.message}
-        await attempt.remember(later)  # a job that is being cancelled does not write the note of a snooze
+        await attempt.remember(later)  # if the job is being cancelled, the snooze's note is not written
         return Snooze(_retry_delay(params, error, tries, seconds_left), later)
     except (NoAccess, Rejected) as error:
         raise await _recorded_rejection(attempt, error, earlier) from None
     except OutcomeUnknown as error:
-        # Not `attempt.number`, which also counts lost attempts, and the attempts before a retry of the job.
+        # This does not use `attempt.number`, which also counts lost attempts, and the attempts before a retry of the
+        # job.
         if may_repeat and attempt.errors + 1 < generation.by_name["submit"].max_attempts:
             raise Retryable(error.message, code=error.code) from None
         raise _final_error(intent, error.code, error.message) from None
@@ -138,7 +140,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
     """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
-    could be stored, or if there are too many.
+    could be stored, or if there are too many files.
     """
     poll_value, began = await attempt.value("poll"), monotonic()
     urls: list[str] = poll_value["urls"]
@@ -155,7 +157,7 @@ async def store(attempt: Attempt) -> Done:
         attempt.progress(50.0 + 50.0 * (number + 1) / len(urls), f"stored {stored_count} of {len(urls)}")
     if not stored_count:
         raise Permanent(errors[0]["code"], errors[0]["message"])
-    return Done(  # `tos_...` are the names of the HTTP contract for the object store
+    return Done(  # in the HTTP contract, `tos` means the object store
         value={
             "original_urls": urls,
             "total_files": len(urls),
@@ -182,7 +184,8 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
     except UnusableFile as error:
         return {"code": error.code, "message": str(error)}
     except FileUnavailable as error:
-        # Not `attempt.number`, which also counts lost attempts, and the attempts before a retry of the job.
+        # This does not use `attempt.number`, which also counts lost attempts, and the attempts before a retry of the
+        # job.
         if attempt.errors + 1 < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
@@ -190,7 +193,7 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
         await attempt.write_file(f"{number}.{extension}", path, content_type)
         return None
     finally:
-        path.unlink(missing_ok=True)  # also a file that cannot be stored: the disk holds one file at a time
+        path.unlink(missing_ok=True)  # stored or not: the disk holds one file at a time
 
 
 def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
@@ -198,8 +201,8 @@ def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderCon
 
 
 async def _give_time_to_store(attempt: Attempt) -> None:
-    """Move the job's deadline, because the provider has made the files, and they are paid for. From now on the deadline
-    of the order must not end the job.
+    """Give the job a later deadline, because the provider has made the files, and they are paid for. From now on the
+    order's own deadline must not end the job.
     """
     async with attempt.connection() as connection:
         await extend_deadline(connection, attempt.job_id, STORE_TIME)
@@ -223,7 +226,7 @@ def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order
 
 async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Permanent:
     """Ask the provider to stop, because the deadline has passed. If the provider cannot be asked now, or does not
-    answer, this function writes a withdrawal, a job that asks again. Returns the error to raise.
+    answer, this function writes a withdrawal (a job that asks again). Returns the error to raise.
     """
     params, provider_context = _params_and_context(attempt)
     try:
@@ -253,8 +256,8 @@ async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note
 
 
 def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
-    """The error with which a step gives up. If an attempt may have ordered (`asked_at` in `note`), the code says so: a
-    client that reads any other code may order again, and buy twice.
+    """The error with which a step gives up. If an attempt may have ordered (`asked_at` in `note`), the code says so,
+    because a client that reads any other code may order again, and buy twice.
     """
     if "asked_at" in note:
         return Permanent(OUTCOME_UNKNOWN_CODE, f"{OUTCOME_UNKNOWN} ({message})")
@@ -262,8 +265,8 @@ def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
 
 
 async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
-    """The note without `fail_code`, the provider's code of a refusal before a retry. This function also deletes the
-    code from the stored note. Otherwise the API would show the old code with the error of this attempt.
+    """The note without `fail_code` (the provider's code of a refusal before the job was retried). This function also
+    deletes `fail_code` from the stored note. Otherwise the API would show the old code with the error of this attempt.
     """
     note = await attempt.note()
     if "fail_code" in note:

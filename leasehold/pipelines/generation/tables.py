@@ -26,7 +26,7 @@ generation = Table(
     Column("task_id", Text, nullable=False),  # the client's own id of its request
     Column("kind", Text, nullable=False),
     Column("server_id", Text, nullable=False),  # the server whose concurrency limit counts this generation
-    # The hash of the client's request: another request with the same task_id is a conflict.
+    # The hash of the client's request. A request with the same task_id and another hash is a conflict.
     Column("request_hash", LargeBinary, nullable=False),
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result: no later request finds it
@@ -35,7 +35,7 @@ generation = Table(
 )
 
 # An image that a client has uploaded. `key`: the key of the object that has the image's bytes. `size`: the number of
-# these bytes; 0 in a row that an earlier release has written.
+# these bytes; 0 in a row that an earlier release of Leasehold has written.
 source_image = Table(
     "source_image",
     metadata,

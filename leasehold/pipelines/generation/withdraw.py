@@ -24,7 +24,7 @@ from leasehold.pipelines.generation.provider_context import ProviderContext, ope
 #: have been running when the client cancelled the job.
 _CHECK_AGAIN = timedelta(seconds=2)
 
-#: A worker opens the context once for all attempts of this pipeline: `attempt.opened`.
+#: A worker opens the context once for all attempts of this pipeline. A handler finds it as `attempt.opened`.
 withdrawal.opens(open_provider_context)
 
 
@@ -43,7 +43,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         return Snooze(_CHECK_AGAIN)
     ref = (generation.submitted or {}).get("ref")  # the provider's id of the order
     if ref is None:
-        # Somebody who finds the order lets the generation adopt it, which submits another withdrawal.
+        # If a person finds the order later, the generation can adopt it, and the adoption submits another withdrawal.
         because = "it is unknown whether there is one" if generation.is_unknown else "no order at the provider is known"
         return {"stopped": False, "because": because}
     order_params = GenerationParams.model_validate(generation.params)

@@ -15,7 +15,7 @@ RequestContext: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Wrapped:
-    """Passes each request on to `provider`, inside its context."""
+    """Passes each request on to `provider`, inside the context manager that `context_of` makes for the request."""
 
     def __init__(self, provider: Provider, context_of: RequestContext) -> None:
         self._provider = provider

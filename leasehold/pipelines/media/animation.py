@@ -59,8 +59,8 @@ class Animation(Image.Image):
         return image
 
     def _longest_ms(self, index: int) -> int:
-        """The longest time for which this frame may be shown. It leaves SHORTEST_MS for each later frame, because the
-        encoder drops a frame that is shown for no time.
+        """The longest time for which this frame may be shown. Of the longest animation, this time leaves SHORTEST_MS
+        for each later frame, because the encoder drops a frame that is shown for no time.
         """
         later_frames = self.n_frames - index - 1
         return min(_LONGEST_FRAME_MS, _LONGEST_ANIMATION_MS - sum(self.durations) - later_frames * SHORTEST_MS)

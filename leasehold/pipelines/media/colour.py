@@ -1,4 +1,4 @@
-"""Converts pictures to sRGB, so that the colour profile can be dropped. The `resize` step calls it for each frame."""
+"""Converts pictures to sRGB, so that the colour profile can be dropped. The `resize` step uses it for each frame."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToSrgb:
     """Converts frames of one picture to sRGB by the picture's profile.
 
     A profile is ignored if it is broken, too large, or of another colour space than the picture. A picture without a
-    usable profile counts as sRGB; if it is CMYK, Pillow converts it without a profile.
+    usable profile counts as sRGB. Exception: a CMYK picture becomes RGB by Pillow's own conversion.
     """
 
     def __init__(self, icc: bytes | None) -> None:
@@ -59,8 +59,8 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _parse_profile(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
-    """The profile and its colour space. None and "": the profile cannot be used. A field of the profile may have any
-    content, and need not be text.
+    """The profile and its colour space. Returns None and "" if the profile cannot be used. The fields of a profile may
+    have any content, and need not be text, so reading them may raise several errors.
     """
     if not icc or len(icc) > MAX_PROFILE_BYTES:
         return None, ""
@@ -86,8 +86,8 @@ def _build_transform(profile: ImageCms.ImageCmsProfile | None, mode: str) -> Ima
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether the transform changes no channel (0 to 255) of any sample by more than 1: most profiles are sRGB under
-    another name. The samples are all combinations of 16 values of each channel.
+    """Whether the transform changes no channel (0 to 255) of any sample by more than 1. This is common, because most
+    profiles are sRGB under another name. The samples are all combinations of 16 values of each channel.
     """
     if mode == "CMYK":
         return False

@@ -1,5 +1,5 @@
-"""Opens a picture and decodes its frames, for the media steps. Damage of the picture is raised as `corrupt_image`; a
-lack of memory and errors of the system are not.
+"""Opens a picture and decodes its frames, for the media steps. Damage of the picture is raised as `corrupt_image`. A
+lack of memory and errors of the system are raised as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
 
-_DEFAULT_MS = 100  # of a frame that would be shown for less than SHORTEST_MS
+_DEFAULT_MS = 100  # the time of a frame that would be shown for less than SHORTEST_MS
 
 
 def _decoding() -> AbstractContextManager[None]:
@@ -71,8 +71,8 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. The picture is refused if the decoder finds a larger size or more
-        frames than the header has, also when a later frame is read. None: compare with no header.
+        `header`: the result of the header check; None: compare with no header. The picture is refused if the decoder
+        finds more frames or a larger size than the header has. The size is compared again when a later frame is read.
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():
@@ -110,8 +110,8 @@ class Picture:
 
     @cached_property
     def orientation(self) -> int:
-        """The EXIF orientation, 1 to 8. Read it after the first frame: PNG may have it behind its pixels. Broken EXIF
-        counts as 1.
+        """The EXIF orientation, 1 to 8. Read this property after the first frame, because a PNG file may have its EXIF
+        data after its pixels. Broken EXIF data counts as orientation 1.
         """
         exif = Image.Exif()
         try:
@@ -143,7 +143,8 @@ class Picture:
     def frame(self, index: int) -> tuple[Image.Image, int]:
         """Frame `index` in a plain mode (8 bits a channel, no palette), and the milliseconds for which it is shown.
 
-        Read frames in order: for an earlier frame, some decoders start again. Raises Permanent `corrupt_image`.
+        Read frames in order, because some decoders start again to reach an earlier frame. Raises Permanent
+        `corrupt_image`.
         """
         with _decoding():
             if self.frames > 1 or self._skipped_frames:

@@ -4,11 +4,11 @@ steps that use it, because their bytes change.
 The settings were chosen on a 2048 x 1536 photo and one core (time, size):
   WebP q80     method 2: 134 ms, 797 KB   method 4: 254 ms, 770 KB, +0.2 dB   method 6: 744 ms, 723 KB
   JPEG q80     baseline: 8 ms, 893 KB   optimised: 22 ms, 876 KB   progressive: 52 ms, 833 KB
-  JPEG q90     4:2:0: 8 ms   4:4:4: 13 ms, and the pictures made from it are 1.5 dB better
+  JPEG q90     4:2:0: 8 ms   4:4:4: 13 ms, and the pictures that are made from the 4:4:4 file are 1.5 dB better
   AVIF q60     speed 9: 218 ms, 630 KB   speed 8: 871 ms, 589 KB   speed 6: 2.1 s, 557 KB
   PNG RGBA     level 1: 263 ms, 7.7 MB   level 6: 975 ms, 7.0 MB
   WebP RGBA, lossless   method 0: 97 ms, 6.3 MB   method 1: 478 ms, 5.1 MB
-An encoder gets only one thread if more threads could change its bytes.
+An encoder gets only one thread if more threads could change the bytes that it writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasehold.pipelines.media.animation import Animation
 
 Settings = dict[str, Any]
 
-# VP8X is the extended header of a WebP file: an animation has it.
+# VP8X is the extended header of a WebP file. Every animation has it.
 _VP8X_FLAGS = 20  # the position of the header's flags in the file
 _ALPHA_FLAG = 0x10
 
@@ -36,8 +36,8 @@ SMALL_JPEG: Settings = {
     "progressive": True,
     "optimize": True,
 }
-# The step `resize` writes lossless files of pictures that JPEG cannot hold, and the step `webp` starts from them. The
-# quality of a lossless WebP is the encoder's effort.
+# The step `resize` writes lossless files of pictures that JPEG cannot hold, and the step `webp` starts from them. For a
+# lossless WebP, `quality` is the encoder's effort.
 LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
 LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
 # The step `webp` writes the final file and the variants (further files that the client asked for), as WebP.

@@ -55,12 +55,13 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """The id and the key of each expired picture that has no job. Its upload was not completed in time, or was refused
-    and kept for a while, or a client deleted the picture. The duty deletes the objects first, then calls
-    `forget_jobless_pictures`.
+    """The id and the key of each expired picture that has no job. Such a picture's upload was not completed in time, or
+    was refused and its row kept for a while, or a client deleted the picture. The duty deletes the objects first, then
+    calls `forget_jobless_pictures`.
 
-    Left out: pictures whose deletion failed lately, and those of tenants that move to another cell (another
-    installation). SKIP LOCKED also leaves out a picture whose completion began in time and is not committed yet.
+    The result leaves out pictures whose deletion failed lately, and pictures of tenants that move to another cell
+    (another installation). SKIP LOCKED also leaves out a picture whose completion began in time and is not committed
+    yet.
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"

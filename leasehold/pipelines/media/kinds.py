@@ -1,9 +1,9 @@
 """The accepted content types of pictures, and how their first bytes show the type. The API imports this module, so it
 imports no heavy library.
 
-TIFF is a container for a dozen codecs: the common ones are accepted (headers/tiff.py), and only the first page counts.
-SVG is refused because it is a program. HEIC needs a patented codec: a worker needs the extra `heic`, and the API
-accepts HEIC only if a setting allows it.
+TIFF is a container for a dozen codecs. The common codecs are accepted (headers/tiff.py), and only the first page
+counts. SVG is refused because it is a program. HEIC needs a patented codec. So a worker needs the extra `heic`, and the
+API accepts HEIC only if a setting allows it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALLOWED: dict[str, str] = {
     "image/heif": "heif",
 }
 
-#: Two names for the same files: some clients use the name of the container.
+#: Two names for the same type of file, because some clients use the name of the container.
 HEIC = {"image/heic", "image/heif"}
 
 #: `sniff` reads at most this many bytes from the beginning, so a ranged GET of this size is enough.

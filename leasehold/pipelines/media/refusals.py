@@ -33,7 +33,7 @@ def too_large(size: int, limit: int) -> Permanent:
 
 
 def more_pixels_than_accepted() -> Permanent:
-    """As `too_many_pixels`, when the decoder refuses the picture and does not say how many pixels it has."""
+    """The same refusal as `too_many_pixels`, for a decoder that does not say how many pixels the picture has."""
     return Permanent("too_many_pixels", "The picture has more pixels than are accepted.")
 
 

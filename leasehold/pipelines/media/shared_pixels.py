@@ -1,7 +1,7 @@
 """Lets another library read a picture's pixels in Pillow's own memory, without a copy.
 
-The module `pixels` gives the memory to libvips. Pillow's `tobytes` would make two copies: 72 MB for twelve megapixels,
-and in a new process the kernel would first have to provide their pages.
+The module `pixels` gives the memory to libvips. Pillow's `tobytes` would make two copies (72 MB for twelve megapixels).
+In a new process the kernel would first have to provide the pages of these copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _ArrowArray(ctypes.Structure):
-    """ArrowArray of the Arrow C data interface, whose layout never changes, without its last two fields."""
+    """The structure ArrowArray of the Arrow C data interface, without its last two fields. Its layout never changes."""
 
     _fields_ = (
         ("length", ctypes.c_int64),

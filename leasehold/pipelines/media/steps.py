@@ -58,7 +58,7 @@ def compress(work: Work) -> Done:
 
 @media.handles("webp")
 def webp(work: Work) -> Done:
-    """Make the requested variants, and last the final WebP."""
+    """Write the requested variants first, and the final WebP last."""
     params: MediaParams = work.params
     master = next(name for name in MASTERS if name in work.files)
     source = _Master(work.files[master], MASTERS[master])
@@ -96,7 +96,9 @@ class _PreparedPicture:
         return upright(image, self._picture.orientation), milliseconds
 
     def facts(self) -> dict[str, Any]:
-        """The facts about the original in the step's value. Width and height are those of the upright picture."""
+        """The facts about the original that the step's value contains. Width and height are those of the upright
+        picture.
+        """
         width, height = upright_size(self._picture.size, self._picture.orientation)
         return {
             "width": width,

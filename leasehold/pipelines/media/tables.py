@@ -1,4 +1,4 @@
-"""The table `media` has one row for each picture, from the announcement of its upload. It gets a job later."""
+"""The table `media`. It gets a row when the upload of a picture is announced. The row gets a job later."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ WHERE key = $1 AND tenant_id = $2 AND open
 RETURNING key
 """
 
-# An expired row cannot be completed: housekeeping may delete its object at any moment.
+# An expired row cannot be completed, because housekeeping may delete its object at any moment.
 COMPLETE_UPLOAD = """
 -- upload_complete
 UPDATE media
@@ -47,7 +47,8 @@ WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_time
 RETURNING id
 """
 
-# `size` stays NULL: a refused object is deleted, so it does not count in the bytes that are stored for the tenant.
+# `size` stays NULL, because a refused object is deleted, and must not count among the bytes that are stored for the
+# tenant.
 REFUSE_UPLOAD = """
 -- upload_refuse
 UPDATE media
@@ -57,7 +58,8 @@ WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND deleted_at IS NULL
 RETURNING id
 """
 
-# Housekeeping deletes the row: at its next run if the picture has no job, else with the job.
+# If the picture has no job, housekeeping deletes the row at its next run. Otherwise housekeeping deletes the row with
+# the job.
 DELETE_MEDIA = """
 -- media_delete
 UPDATE media
@@ -121,7 +123,7 @@ async def refuse_upload(
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """What the caller still has to delete. `prefix`: the prefix of the job's objects, if no worker writes them now.
-    `ended_jobs`: the job, if the cancel has ended it already. The caller counts it.
+    `ended_jobs`: contains the job if the cancel has ended it already. The caller counts the job in the metrics.
     """
 
     original_key: str

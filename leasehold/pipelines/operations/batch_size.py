@@ -16,10 +16,10 @@ _DECAY = 0.9
 
 
 class BatchSize:
-    """The size of the next batch (`jobs`), by an estimate of the seconds for one job. If a batch took more seconds for
-    one job than the estimate, these become the estimate, and each faster batch lowers the estimate a little. During a
-    checkpoint of PostgreSQL most batches are slow: if only the last batch counted, one fast batch among them would
-    double the next batch.
+    """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
+    estimate at once to its own seconds for one job. A faster batch lowers the estimate only a little, because during a
+    checkpoint of PostgreSQL most batches are slow. If only the last batch counted, one fast batch among the slow ones
+    would double the next batch.
     """
 
     def __init__(self) -> None:

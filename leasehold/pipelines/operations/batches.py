@@ -61,7 +61,7 @@ class Outcome:
     of that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
-    `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`: the
+    `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`. So the
     caller then admits jobs that wait for these limits.
     """
 
@@ -78,8 +78,8 @@ class Outcome:
 async def act_on(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction. Jobs that were created after `operation.at` (for a retry:
-    that failed after it) stay as they are. The history of each job names the operation.
+    """Act on jobs of one tenant, in the caller's transaction. A job that was created after `operation.at` stays as it
+    is. For a retry, the time at which the job failed counts instead. The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
@@ -115,7 +115,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # no other reason: `lock` leaves out jobs that have ended or are being cancelled
+        else:  # the only possible reason, because `lock` leaves out jobs that have ended or are being cancelled
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -123,9 +123,9 @@ async def _cancel(
 async def _delete(
     context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    """Delete the jobs: the finished ones together, and each unfinished one by itself, because it is cancelled first.
-    Housekeeping (a loop of a worker) deletes their objects and rows later, because to wait for the store would take
-    hours.
+    """Delete the finished jobs together, and each unfinished job by itself, because it is cancelled first. If the
+    finished jobs cannot be deleted together, each of them is deleted by itself, too. Housekeeping (a loop of a worker)
+    deletes the objects and rows of these jobs later, because to wait for the store would take hours.
     """
     finished = [target for target in targets if target.row["finished_at"] is not None]
     unfinished = [target for target in targets if target.row["finished_at"] is None]
@@ -150,8 +150,8 @@ async def _retry_charged(
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
-    # {}: no queues are known yet. `_Retries` adds the queues of the retried jobs, and `submitting` checks their depths
-    # at the end.
+    # No queues are known yet, hence the empty mapping. `_Retries` adds the queues of the retried jobs, and `submitting`
+    # checks the depths of these queues at the end.
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
@@ -187,7 +187,7 @@ class _Retries:
 
     async def leave_to_others(self, targets: Sequence[Target]) -> Sequence[Target]:
         """If this process lacks the code of a job, leave the job to another worker that has the code and does
-        operations. Returns all other jobs. If no worker has the code of a job, the job is returned, too: `retry`
+        operations. Returns all other jobs. If no worker has the code of a job, the job is returned, too, and `retry`
         refuses it.
         """
         without_code = [target for target in targets if await self._is_without_code(target)]
@@ -199,11 +199,12 @@ class _Retries:
         return [target for target in targets if target.id not in self._outcome.left]
 
     async def _is_without_code(self, target: Target) -> bool:
-        """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote.
+        """Whether this process lacks the code of the job. The code is the job's pipeline. For a run, a template that
+        its tenant wrote suffices.
 
-        Exception: False for a job that is no run, if `operation.pipelines` lacks its pipeline: the operation may not
-        change this job. The job is a target because this process lacks the kind of the pipeline, and treated the job as
-        a run.
+        Exception: the answer is False for a job that is no run, and whose pipeline is not in `operation.pipelines`,
+        because the operation may not change this job. Such a job is a target only because this process does not know
+        its kind, and so treated the job as a run.
         """
         pipeline = target.row["pipeline"]
         if self._context.actions.kinds.pipeline(pipeline) is not None:

@@ -46,7 +46,8 @@ class ProviderAnswer:
 
     def stopped(self) -> bool:
         """Whether this answer to a cancel means that the order is stopped. False: the provider answers that it cannot
-        stop the order. Raises `refusal` for any other answer, because the order may go on and cost money.
+        stop the order. For any other answer, raises the error that `refusal` makes, because the order may go on and
+        cost money.
         """
         if self.is_success or self.status in _CANNOT_STOP:
             return self.is_success
@@ -96,7 +97,7 @@ class RequestSender:
         """Send the request. `buys`: the request may cost money.
 
         Raises TryLater if the request certainly did not arrive, and OutcomeUnknown if it may have arrived. Raises
-        NoAccess if the rules for outgoing requests forbid it (EgressRefused).
+        NoAccess if the rules for outgoing requests forbid the request (EgressRefused).
         """
         request_headers = {"accept": "application/json", "user-agent": "leasehold", **headers}
         if body:
@@ -136,7 +137,9 @@ def as_mapping(body: Any) -> Mapping[str, Any]:
 
 
 def text_at(body: Mapping[str, Any], name: str) -> str:
-    """The text of that name in the body. Raises OutcomeUnknown if there is none, or none that can be stored."""
+    """The text that the body has under `name`. Raises OutcomeUnknown if the value there is no text, or is empty, or
+    cannot be stored.
+    """
     text = body.get(name)
     if not isinstance(text, str) or not text or not _is_storable(text):
         raise bad_answer(f"has no {name}")
@@ -144,8 +147,8 @@ def text_at(body: Mapping[str, Any], name: str) -> str:
 
 
 def id_at(body: Any, pointer: str) -> str:
-    """The id of an order at the pointer: a text or an integer. Raises OutcomeUnknown if there is none, or none that can
-    be stored.
+    """The id of an order at the pointer: a text or an integer. Raises OutcomeUnknown if there is no id at the pointer,
+    or if the id cannot be stored.
     """
     found = value_at(body, pointer)
     if isinstance(found, int) and not isinstance(found, bool):
@@ -165,9 +168,9 @@ def _is_storable(text: str) -> bool:
 def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
-    A text that is not a link is skipped: the provider Ark writes a message in place of a refused picture. A text that
-    PostgreSQL cannot store is skipped, too. This function does not call itself, because the provider decides how deep
-    its answer is nested.
+    A text that is not a link is skipped. For example, the provider Ark writes a message in place of a refused picture.
+    A text that PostgreSQL cannot store is skipped, too. This function does not call itself, because the provider
+    decides how deep its answer is nested.
     """
     urls: list[str] = []
     unread_values = [output]

@@ -235,9 +235,9 @@ def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _Operat
 def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
     """uncompressed_header(), up to the size. None: the frame has the size of an earlier frame.
 
-    The first frame must be a key frame that is shown, as the AVIF standard demands. A decoder reads the tiles
-    of a grid as one stream, and this module reads each tile by itself. That is safe because each tile begins with a key
-    frame: so no tile uses a frame of another tile.
+    The first frame must be a key frame that is shown, as the AVIF standard demands. A decoder reads the tiles of a grid
+    as one stream, and this module reads each tile by itself. That is safe because each tile begins with a key frame, so
+    no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
     # The header of a frame that is shown again ends here. `frame` is then only a stand-in: the code below reads nothing

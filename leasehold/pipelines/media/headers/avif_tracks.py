@@ -49,7 +49,8 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
     """The track in the box `trak`. None: a decoder skips the track, because it is no picture or has an unknown codec.
 
-    `samples_left`, `bytes_left`: how many samples and bytes this track may have. All tracks share the limits.
+    `samples_left`, `bytes_left`: how many samples and bytes this track may have. The limits hold for all tracks
+    together.
     """
     table = _sample_table(data, box)
     if table is None:
@@ -119,8 +120,8 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
 
 
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
-    """How many samples each of the `chunks` chunks has. `counts[i]` holds from the chunk `first_chunks[i]` up to the
-    chunk before `first_chunks[i + 1]`. Chunks are numbered from 1.
+    """How many samples each of the `chunks` chunks has. `counts[i]` is the number for each chunk from `first_chunks[i]`
+    up to the chunk before `first_chunks[i + 1]`. Chunks are numbered from 1.
     """
     if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
         raise corrupt_image("the samples of a track contradict themselves")

@@ -38,7 +38,7 @@ def read(data: bytes) -> Header:
     grids = {number: item for number, item in items.all.items() if item.kind == b"grid"}
     sizes |= {number: heif_checks.check_grid(item, data, sizes) for number, item in grids.items()}
     heif_checks.check_auxiliaries(items, sizes)
-    # A decoder allocates memory for each still and grid: the largest sides count.
+    # A decoder allocates memory for each still and grid, so the header gets the largest width and the largest height.
     width, height = (max(sides) for sides in zip(*sizes.values(), strict=True))
     # The decoder also turns the picture (property `irot`). After an odd number of quarter turns the sides are swapped.
     quarter_turns = sum(data[start] & 1 for kind, start, _ in items.primary.properties if kind == b"irot")
@@ -57,7 +57,9 @@ def _check_chains(items: Items) -> None:
 
 
 def _still_size(item: Item, data: bytes) -> hevc.Size:
-    """The declared size of a still. Raises Permanent if the item's content has a larger one."""
+    """The declared size of a still. Raises Permanent if the item's content has a size that is larger by a block or
+    more. Less is allowed, because a coded picture is filled up to whole blocks.
+    """
     width, height = heif_checks.declared_size(item, data)
     configuration = item.property(b"hvcC")
     if configuration is None:

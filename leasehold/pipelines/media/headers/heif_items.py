@@ -11,7 +11,8 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
-#: Of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many pieces.
+#: The most pieces of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many
+#: pieces.
 MAX_PIECES = 20_000
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
 _IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box

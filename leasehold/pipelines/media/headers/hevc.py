@@ -42,7 +42,7 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
 
 
 def coded_sizes(data: bytes, length_size: int) -> list[Size]:
-    """The sizes in the parameter sets inside a coded picture: a decoder uses these, too.
+    """The sizes in the parameter sets inside a coded picture. A decoder uses these sizes, too.
 
     Raises Permanent `corrupt_image`, also if `data` has several pictures. Each picture may have few bytes, but a
     decoder needs time for its whole area.

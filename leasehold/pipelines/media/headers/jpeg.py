@@ -21,7 +21,7 @@ _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01  # start and end of the image, s
 _FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # without the tables (DHT, DAC) and a reserved marker
 _SEQUENTIAL = {0xC0, 0xC1}  # baseline and extended
 _DECODABLE = _SEQUENTIAL | {0xC2}  # 0xC2: progressive
-_LENGTH_BYTES = 2  # of the length of a segment, which counts these two bytes, too
+_LENGTH_BYTES = 2  # a segment begins with its length, in two bytes; the length counts these two bytes, too
 _PRECISION_BITS = 8
 
 

@@ -9,7 +9,7 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 MAX_CHUNKS = 100_000  # encoders write chunks of 8 KiB, so a file of 32 MiB has 4096
 
-_FIRST_CHUNK = 8  # its position: behind the signature
+_FIRST_CHUNK = 8  # the position of the first chunk: after the signature
 
 
 def read(data: bytes) -> Header:
