@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and must load neither a bro
 
 #: PostgreSQL 15, as `server_version_num` counts versions.
 OLDEST_POSTGRES = 150_000
-#: From this version on a grant says whether the role inherits. Before, the role itself says it.
+#: From PostgreSQL 16 on, a grant says whether the role inherits its rights. In earlier versions the role itself says
+#: so.
 GRANTS_INHERIT = 160_000
 
 
@@ -100,7 +101,9 @@ def _check_rights(*, owns_schema: bool) -> Finding:
 
 
 def _check_sight(role: str, version: int, *, sees_all: bool) -> Finding:
-    """Whether the role sees what sessions of other roles do. It is no guarantee, but an operator looks for it."""
+    """Whether the role sees what sessions of other roles do. The platform's guarantees do not need this, but operators
+    want to know it.
+    """
     if sees_all:
         return Finding("role", True, "sees the sessions of all roles", "metrics and console tell who is in the way")
     grant = f"GRANT pg_read_all_stats TO {role}" + (" WITH INHERIT TRUE" if version >= GRANTS_INHERIT else "")
@@ -114,8 +117,8 @@ def _check_sight(role: str, version: int, *, sees_all: bool) -> Finding:
 
 
 def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
-    """Presence: a lock of the worker's database session shows that the worker is alive. Behind a pooler the lock shows
-    nothing, because several clients use one session.
+    """Presence means that a lock of the worker's database session shows that the worker is alive. Behind a pooler the
+    lock shows nothing, because several clients use one session.
     """
     return Finding(
         "presence",
@@ -140,7 +143,7 @@ def _check_replication(
 ) -> Finding:
     """Find what a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the
     WAL that the most advanced standby does not have yet; None: there is no standby, or this role may not read the
-    number. `reads_tail`: this role may read it.
+    number. `reads_tail`: whether this role may read it.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit

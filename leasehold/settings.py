@@ -73,7 +73,7 @@ class WorkerPool(BaseModel):
 
 def servers_of_database(url: str) -> dict[str, str]:
     """All settings that name a server of PostgreSQL, for an installation whose only server has this URL. Set them all
-    together: otherwise a direct URL or a standby of the environment or of `.env` stays in force, and work for this
+    together. Otherwise a direct URL or a standby from the environment or from `.env` stays in force, and work for this
     installation reaches another installation.
     """
     return {"database_url": url, "database_direct_url": "", "database_replica_url": ""}
@@ -704,7 +704,7 @@ class Settings(SettingsWithFiles):
     )  # fmt: skip
     @classmethod
     def _unset_if_empty(cls, text: object) -> object:
-        """Compose and Helm write a variable without a value as an empty one."""
+        """Compose and Helm write a variable without a value as an empty text, which means None here."""
         return None if text == "" else text
 
     @field_validator("tenant")
@@ -766,13 +766,15 @@ class Settings(SettingsWithFiles):
             raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
 
     def direct(self) -> Self:
-        """These settings for connections that need a session of their own: with the URL of PostgreSQL itself."""
+        """The settings for connections that need a session of their own. `database_url` is then the URL of PostgreSQL
+        itself.
+        """
         if not self.database_direct_url.get_secret_value():
             return self
         return self.model_copy(update={"database_url": self.database_direct_url})
 
     def pool(self, name: str) -> WorkerPool | None:
-        """The declaration of a pool of workers; None: there is none."""
+        """The declaration of a pool of workers; None: there is no such pool. The pool `default` always exists."""
         return self.pools.get(name, WorkerPool() if name == "default" else None)
 
     @property
@@ -782,13 +784,13 @@ class Settings(SettingsWithFiles):
 
     @property
     def silent_seconds(self) -> float:
-        """A worker without a heartbeat for this many seconds counts as silent: it has missed three renewals."""
+        """A worker without a heartbeat for this many seconds counts as silent, because it has missed three renewals."""
         return 3 * self.renew_seconds
 
     @property
     def silent_seconds_of_reads(self) -> float:
-        """As `silent_seconds`, for reads that the standby may answer: its heartbeats may be older than those of the
-        primary.
+        """The same bound as `silent_seconds`, for reads that the standby may answer. With a standby the bound is
+        longer, because the standby's heartbeats may be older than those of the primary.
         """
         has_replica = bool(self.database_replica_url.get_secret_value())
         return self.silent_seconds + (self.database_replica_max_lag if has_replica else 0.0)

@@ -1,7 +1,7 @@
 """Reads and checks the settings when a process starts. Programs, commands and apps get their settings from here.
 
-A wrong variable ends the start with one sentence, without a traceback. The sentence names the variable, and shows
-neither a secret nor a URL, which may contain one.
+A wrong variable ends the start with one sentence, without a traceback. The sentence names the variable. It shows no
+secret, and no URL, because a URL may contain a secret.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def read_settings(env_file: str | None = ".env") -> Settings:
 
 
 def parse_settings(env_file: str | None = ".env") -> Settings:
-    """As `read_settings`, without the check of URLs: for a command that replaces the servers in the settings."""
+    """Read the settings without checking URLs. Use this for a command that replaces the servers in the settings."""
     with wrong_variables_named():
         return Settings(_env_file=env_file)
 
 
 @contextmanager
 def wrong_variables_named() -> Iterator[None]:
-    """Around the code that makes the settings: raise BadSetting instead of the error about a variable."""
+    """Use this around code that makes the settings. It turns Pydantic's errors about a variable into BadSetting."""
     try:
         yield
     except ValidationError as error:
@@ -50,7 +50,7 @@ def wrong_variables_named() -> Iterator[None]:
 
 
 def settings_or_exit() -> Settings:
-    """As `read_settings`, for a program. A wrong setting ends the process with the sentence of the error."""
+    """Call `read_settings` for a program. A wrong setting ends the process with the sentence of the error."""
     try:
         return read_settings()
     except BadSetting as error:

@@ -1,4 +1,4 @@
-"""Marks the imports of a user's program in a child process of a worker: a program must not serve there.
+"""Marks the imports of a user's program in a child process of a worker, because a program must not serve there.
 
 A script that serves its app without `if __name__ == "__main__":` would otherwise start a worker in the child. That
 worker would start children of its own, without end.

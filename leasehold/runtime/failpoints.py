@@ -1,11 +1,10 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
 The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API
-operation or a connection: then each commit of that operation or connection reaches the point
-(leasehold/db/commit_points.py).
-`act` is kill (SIGKILL to itself), stop (SIGSTOP: the process loses its leases if it is stopped for long), sleep (blocks
-the thread for a minute) or raise. The act happens once, when the process reaches the point for the `n`-th time (1
-without `n`). Without the setting a point costs one comparison.
+operation or a connection. In the second case, each commit of that operation or connection reaches the point
+(leasehold/db/commit_points.py). `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process loses its leases if it is
+stopped for long), sleep (blocks the thread for a minute) or raise. The act happens once, when the process reaches the
+point for the `n`-th time (1 without `n`). Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ def reach(name: str) -> None:
 
 
 def reach_during(name: str) -> None:
-    """As `reach`, but the failpoint acts a moment later: in the middle of the operation that the caller awaits next.
-    The error of the act `raise` does not reach the caller then: the event loop only logs it.
+    """This does the same as `reach`, but the failpoint acts a moment later, in the middle of the operation that the
+    caller awaits next. So the error of the act `raise` does not reach the caller. The event loop only logs it.
     """
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)

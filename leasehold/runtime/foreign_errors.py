@@ -13,7 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-#: Whether the current context runs code that is not the platform's own. Tasks inherit it from the task that made them.
+#: Whether the current context runs code that is not the platform's own. An asyncio task inherits this mark from the
+#: task that made it.
 _is_foreign: ContextVar[bool] = ContextVar("is_foreign", default=False)
 
 
@@ -62,12 +63,12 @@ def begin_foreign_code() -> None:
 
 @contextmanager
 def exits_contained() -> Iterator[None]:
-    """For the block, a SystemExit or KeyboardInterrupt of a task that foreign code made becomes a RuntimeError of that
-    task (`contained`). With asyncio alone it would end the running event loop, whoever awaits the task.
+    """Inside the block, a SystemExit or KeyboardInterrupt of a task that foreign code made becomes a RuntimeError of
+    that task (`contained`). With asyncio alone, such an exit would end the running event loop, whoever awaits the task.
 
-    The block sets the loop's task factory. It goes on to use a factory that the program has set before. Several blocks
-    of one loop share a factory; the last of them restores the program's own. A callback (`call_soon`) that exits still
-    ends the loop.
+    The block sets the loop's task factory. The new factory calls the factory that the program had set before. Several
+    blocks of one loop use the same factory, and the last block to end restores the program's own factory. A callback
+    (`call_soon`) that exits still ends the loop.
     """
     loop = asyncio.get_running_loop()
     current: Any = loop.get_task_factory()
@@ -104,8 +105,8 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 class _ExitsContained(Coroutine[Any, Any, Any]):
-    """A coroutine that raises `contained` errors. All other attributes are those of `coroutine`: its name, for example,
-    and the frame by which libraries see whether it has begun.
+    """A coroutine in which `contained` replaces SystemExit and KeyboardInterrupt. All other attributes are those of
+    `coroutine`, for example its name, and the frame by which libraries see whether the coroutine has begun.
     """
 
     __slots__ = ("_coroutine",)

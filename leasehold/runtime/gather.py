@@ -36,7 +36,7 @@ def has_failed(task: asyncio.Future[Any]) -> bool:
 
 def being_cancelled() -> bool:
     """Whether somebody has cancelled the current task. If not, a CancelledError comes from something that the task has
-    awaited. True, too, if no task runs now.
+    awaited. The answer is also True if no asyncio task runs now.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

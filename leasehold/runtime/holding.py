@@ -1,12 +1,12 @@
-"""Checks that no task holds a pooled connection during outbound I/O.
+"""Checks that no asyncio task holds a pooled connection during outbound I/O.
 
 Otherwise tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for each
 connection that it lends. Egress (requests to outside addresses), the object store and the broker call
 `check_nothing_held` before they send.
 
-If a task holds a connection and creates another task, the new task counts as holding the connection, too. The reason:
-the first task usually awaits the new task (gather, wait_for). If the first task does not await the new task, create
-the new task before the connection is acquired, or with `context=Context()`.
+If a task holds a connection and creates another task, the new task counts as holding the connection, too, because the
+first task usually awaits the new task (gather, wait_for). If the first task does not await the new task, create the new
+task before the connection is acquired, or with `context=Context()`.
 """
 
 from __future__ import annotations

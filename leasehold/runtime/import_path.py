@@ -12,7 +12,8 @@ def import_path() -> list[str]:
     have added folders that no variable of the environment names.
 
     Folders and archives are absolute. An entry that is no folder and no archive may be the name of an import hook, and
-    stays as it is. The entry for the current folder is left out: a process adds its own, after the installed packages.
+    stays as it is. The entry for the current folder is left out, because a process adds its own entry for this folder,
+    after the installed packages.
 
     Do not pass these entries as PYTHONPATH. The programs that the new process starts would also inherit PYTHONPATH,
     even programs of another Python.

@@ -1,4 +1,4 @@
-"""Ends a process although tasks of its event loop run on: asyncio would wait for them without end."""
+"""Ends a process although tasks of its event loop run on. Asyncio would wait for these tasks without end."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 A turn (one execution of the work) can fail in two ways. Neither ends the loop: the next turn comes after growing
 pauses. If PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
-(telemetry/outages.py). Any other error is counted, and is logged with its traceback once. So is an error that looks
-like an outage, if it comes again and again while others get answers: such as a statement that always takes too long.
+(telemetry/outages.py). Any other error is counted, and is logged with its traceback once. An error that looks like an
+outage is treated in the same way if it comes again and again while others get answers. An example is the error of a
+statement that always takes too long.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ log = structlog.get_logger(__name__)
 #: Errors that mean an outage: PostgreSQL, the store or the broker does not answer. The duty is not at fault, unless
 #: others get answers.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: The duty is at fault from this many such errors on, if it had no success, and others had an answer between each two.
+#: After this many such errors without a success, the duty is at fault, if others had an answer between each two of the
+#: errors.
 _MAX_ANSWERED = 5
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
@@ -53,11 +55,12 @@ class Periodic:
         self._failing_since = 0.0
         self._logged_at = 0.0
         self._logged_kinds: set[str] = set()
-        #: The outage that the last turn met, and how many answers there were; None: it met none.
+        #: The outage that the last turn met, and how many answers (`Outage.answers`) others had had by then; None: the
+        #: last turn met no outage.
         self._met: tuple[Outage, int] | None = None
-        self._answered = 0  # errors that look like an outage, although others have had an answer since the one before
+        self._answered = 0  # errors that look like an outage, although others had an answer after the previous one
         ERRORS.labels(name)
-        STUCK.labels(name)  # both exist at 0 from the start: an alert must see the first increase
+        STUCK.labels(name)  # both metrics exist at 0 from the start, so that an alert sees the first increase
 
     async def run(self) -> None:
         """Run turns until the task is cancelled."""
@@ -141,7 +144,9 @@ _MAX_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
-    """The error, if it is the first of its kind in this duty: then the process logs its traceback. Else None."""
+    """The error, if it is the first of its kind in this duty, so that the caller logs its traceback. Otherwise None.
+    Also None if the process has had `_MAX_LOGGED` kinds of errors.
+    """
     kind = f"{duty} {kind_of(error)}"
     if kind in _kinds_logged_by_process or len(_kinds_logged_by_process) >= _MAX_LOGGED:
         return None

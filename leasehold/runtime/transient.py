@@ -32,14 +32,14 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
 )
-#: The errors of a statement that took too long. Mostly it has waited for a lock: by the `command_timeout` of the
-#: connection, or by the `statement_timeout` or the `lock_timeout` that an operator has set for the role.
+#: The errors of a statement that took too long. Mostly it has waited for a lock. The limit is the `command_timeout` of
+#: the connection, or the `statement_timeout` or the `lock_timeout` that an operator has set for the role.
 TIMED_OUT: tuple[type[Exception], ...] = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed: yes, after each error of TRY_AGAIN. Exception: an InterfaceError that is also a
-    ValueError. asyncpg raises this error for a value that it cannot encode.
+    """Whether a repetition may succeed. This is so after each error of TRY_AGAIN. Exception: an InterfaceError that is
+    also a ValueError. asyncpg raises this error for a value that it cannot encode.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

@@ -1,9 +1,9 @@
 """Writes the schedules that the code of an app (a client's Python program) declares, and pauses those that the code no
 longer declares. A worker calls `reconcile_apps` after its start.
 
-Workers with different releases of the code may run at once. The worker that started last has written its schedules: it
-leads a role of the app's name. If it ends, its release may be one that is going away. So another worker with the app's
-code writes its own schedules again (`apps_to_take_over`), and leads the role then.
+Workers with different releases of the code may run at once. The worker that started last has written its schedules, and
+leads a role with the app's name. When this worker ends, its release may be going away. So another worker with the app's
+code then writes its own schedules again (`apps_to_take_over`), and leads the role.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 DUTY = counted("declared_schedules")
 
 #: The worker that wrote the schedules of an app leads the app's role for this many seconds, and longer if it calls
-#: `apps_to_take_over` before. An outage of some minutes must not give the schedules to an older release: it would pause
-#: those that only the newer one declares.
+#: `apps_to_take_over` before. An outage of some minutes must not give the schedules to an older release, because that
+#: release would pause the schedules that only the newer release declares.
 _LEADS_FOR_SECONDS = 600.0
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
@@ -77,8 +77,8 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 
 async def apps_to_take_over(connection: Connection, tenant_id: str, apps: Collection[str], writer: UUID) -> list[str]:
     """Stay the writer of the apps whose schedules this worker wrote last. Returns the apps whose writer has ended,
-    drains, or has not called this for ten minutes: give them to `reconcile_apps` with `only_without_writer`. A worker
-    that drains does not call this.
+    drains, or has not called this for ten minutes. Give these apps to `reconcile_apps` with `only_without_writer`. A
+    worker that drains does not call this.
     """
     without_writer = []
     for app in apps:
@@ -108,8 +108,8 @@ ORDER BY 1
 
 
 async def apps_with_writer(connection: Connection, tenant_id: str) -> dict[str, datetime]:
-    """The apps whose schedules a worker of this installation writes for the tenant. By app: until when that counts, if
-    the worker is dead.
+    """The apps whose schedules a worker of this installation writes for the tenant. Returns, for each app, the time
+    until which this worker counts as the app's writer, even if the worker is dead.
     """
     rows = await connection.fetch(_WRITTEN_APPS, _role_prefix(tenant_id))
     return {row["app"]: row["until"] for row in rows}

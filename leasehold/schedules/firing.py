@@ -33,7 +33,7 @@ from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
 
-#: A tick older than this is a missed tick: the schedule's catch-up policy decides whether it becomes a run.
+#: A tick older than this is a missed tick. The schedule's catch-up policy decides whether a missed tick becomes a run.
 ON_TIME = timedelta(seconds=60)
 #: The smallest difference between two instants.
 _INSTANT = timedelta(microseconds=1)
@@ -41,11 +41,11 @@ _INSTANT = timedelta(microseconds=1)
 #: later ticks.
 MAX_TICKS = 100
 #: After this many runs, or after this many seconds, one call of `fire_due` fires no further due schedule. The next call
-#: looks again first: a tick that became due meanwhile comes before other schedules' missed ticks.
+#: searches again, so that a tick that has become due meanwhile comes before the missed ticks of other schedules.
 _RUNS_AT_ONCE, _SECONDS_AT_ONCE = 100, 5.0
-#: The tenants take turns for this many due schedules, those that are due for longest; and for as many with missed ticks
-#: to catch up. Each call of `fire_due` reads all of these, also if it fires a hundred only. So the number is bounded;
-#: it is many times that of the schedules that a tenant may have by default.
+#: The tenants take turns among the due schedules: among this many schedules that are due for longest, and among this
+#: many with missed ticks to catch up. Each call of `fire_due` reads all of these schedules, even if it fires only a
+#: hundred. So their number is bounded. It is many times the number of schedules that a tenant may have by default.
 _MAX_IN_TURN = 10_000
 
 #: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
@@ -79,20 +79,21 @@ _KNOWN = f"""(
 
 # SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. A worker
 # whose row names no handlers may have any code. Exception: if the tenant wrote a template of this name, any worker may
-# fire the schedule, except while a worker has code of the same name, which takes precedence.
+# fire the schedule. But while a worker has code of the same name, that code takes precedence.
 _MAY_BE_ELSEWHERE = f"""(s.template IN {_SERVED} OR (
     NOT EXISTS (SELECT 1 FROM template t WHERE t.tenant_id = s.tenant_id AND t.type = s.template)
     AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template IN {_KNOWN})))"""
 
 #: SQL condition: this process may fire the schedule `s`. It may if it has the code of the schedule's template ($2: the
-#: pipelines of this process). It may also if no other worker can have that code: then a tenant wrote the template, or
-#: the template does not exist. Exception: a schedule that an app declares waits for a process with the app's code.
+#: pipelines of this process). It may also if no other worker can have that code. In this case a tenant wrote the
+#: template, or the template does not exist. Exception: a schedule that an app declares waits for a process with the
+#: app's code.
 _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_MAY_BE_ELSEWHERE}))"
 
 
 def _has_backlog(on_time: str) -> str:
-    """SQL condition: the schedule `s` may have many missed ticks to submit. These can wait; a tick of another schedule
-    may be missed and dropped if it waits. `on_time`: the SQL of ON_TIME.
+    """SQL condition: the schedule `s` may have many missed ticks to submit. Missed ticks can wait. But if a tick of
+    another schedule waits, it may be missed and dropped. `on_time`: the SQL of ON_TIME.
     """
     return f"(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - {on_time})"
 
@@ -125,8 +126,9 @@ SELECT id FROM (
 ORDER BY has_backlog, turn, next_run_at LIMIT $1
 """
 
-# Writes to the `last_error` of schedules of clients that their template is not found: their tick has waited for $4, and
-# no worker has the code. The tick stays due: a worker that gets the code fires it. $3 the error.
+# Writes the error $3 (the template is not found) into the `last_error` of schedules that no app declares, if their tick
+# has waited for $4 and no worker has the template's code. The tick stays due, so that a worker that gets the code fires
+# it.
 _RECORD_WAITING = f"""
 -- schedules_without_code
 UPDATE schedule SET last_error = $3::jsonb || jsonb_build_object('tick', next_run_at)
@@ -144,8 +146,8 @@ SELECT *, clock_timestamp() AS now FROM schedule
 WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 """
 
-# SQL: no run of the schedule `s` is unfinished. `unindexed`: PostgreSQL finds the jobs by their ids, and does not read
-# the index of unfinished jobs.
+# SQL: no run of the schedule `s` is unfinished. Because of `unindexed`, PostgreSQL finds the jobs by their ids, and
+# does not read the index of unfinished jobs.
 _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
@@ -173,7 +175,8 @@ WHERE id = $1
 
 # $3: whether the refusal counts in `failures`. An error of the firing itself counts, and so does a run that is refused
 # as Invalid. Other refusals do not count, because they may end without a change of the schedule. $4: `failures` before
-# this firing. One firing adds at most 1, because its ticks are refused for the same reason. Null: add 1 in any case.
+# this firing. One firing adds at most 1, because its ticks are refused for the same reason. If $4 is null, add 1 in any
+# case.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2,
@@ -213,7 +216,7 @@ async def fire_due(
 
     A tick of a template that this process lacks, and that is or was the code of other workers, stays due for them. If
     no worker has the code, the schedule's `last_error` says so when the tick is older than ON_TIME. Exception: while a
-    worker runs whose row names no handlers, it may have the code.
+    worker runs whose row names no handlers, nothing is written, because that worker may have the code.
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
@@ -251,13 +254,13 @@ async def fire_due(
             schedule_id = row["id"]
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
             outcome = await _run_checked(connection, templates, schedule_id, partial(fire, schedule_id), on_failure)
-            # A _ToCheck: the schedule or its template was changed during the check. None: the firing failed, and the
-            # schedule is in quarantine now.
+            # The outcome is a _ToCheck if the schedule or its template was changed during the check. It is None if the
+            # firing failed, and then the schedule is in quarantine now.
             is_full = is_full or isinstance(outcome, _ToCheck)
             created_runs += [] if outcome is None or isinstance(outcome, _ToCheck) else outcome
     await connection.execute(_RECORD_WAITING, limit, own_pipelines, error_record(template_not_found()), ON_TIME)
-    # If `fired` is empty, other workers fire the schedules that were found, or have just fired them: they find the
-    # rest.
+    # If `fired` is empty, other workers fire the schedules that were found, or have just fired them. Those workers find
+    # the rest.
     return created_runs, is_full and bool(fired)
 
 
@@ -269,7 +272,7 @@ async def _run_checked(
     on_failure: Callable[[Exception, int], Awaitable[None]],
 ) -> list[CreatedRun] | _ToCheck | None:
     """Run `fire` as a unit of this duty. If it returns a _ToCheck, check the payload between two transactions, and run
-    `fire` again with the outcome. Returns the result of the last one; None: it failed.
+    `fire` again with the outcome. Returns the result of the last call; None: the last call failed.
     """
     result = await run_unit(connection, DUTY, schedule_id, partial(fire, None), on_failure)
     if isinstance(result, _ToCheck):
@@ -347,11 +350,11 @@ async def _submit_ticks(
     keep_seconds: int,
     admission: Admission | None,
 ) -> tuple[list[CreatedRun], datetime | None]:
-    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs and the refused tick: the next
-    firing begins with this tick. Raises TooMany if a run is refused and none was submitted before.
+    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs and the refused tick, with which
+    the next firing begins. Raises TooMany if a run is refused and no run was submitted before it.
     """
     created_runs: list[CreatedRun] = []
-    # An error in `prepared` refuses every tick in the same way: record it once.
+    # An error in `prepared` refuses every tick in the same way, so record it only once.
     for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
         try:
             async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
@@ -381,8 +384,8 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
 def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
     """The due ticks of one firing that become runs: those on time, and the missed ticks that the catch-up policy
     allows. The policy `one` allows the latest missed tick, and only if no tick is on time. All other ticks that are due
-    become no runs, and cost nothing, however many they are. Also whether further ticks become runs: the next firing
-    takes those.
+    become no runs, and cost nothing, however many they are. Also returns whether further ticks become runs. The next
+    firing submits those.
     """
     now, expression, timezone = schedule["now"], schedule["cron"], schedule["timezone"]
     first_tick, window = schedule["next_run_at"], timedelta(seconds=schedule["catch_up_seconds"])
@@ -504,7 +507,7 @@ class _ToCheck:
     template_version: TemplateVersion
 
     async def check(self, templates: Templates) -> _Checked:
-        """Check the payload, which may take as long as the evaluator's limits allow."""
+        """Check the payload. The check may take as long as the evaluator's limits allow."""
         try:
             params = await templates.params(
                 self.schedule["tenant_id"], self.template_version, self.schedule["payload_template"]
@@ -540,8 +543,8 @@ async def _prepare(
     """The template and parameters of the schedule's runs; or an error, if the schedule can have no run.
 
     Returns a _ToCheck if the evaluator must check the payload, and `checked` is not about this payload and template.
-    Call its `check` after the transaction has ended: a firing must not lock the schedule while it waits for the
-    evaluator. Raises TooMany and Unavailable when the payload could not be checked: the tick stays due.
+    Call its `check` after the transaction has ended, because a firing must not lock the schedule while it waits for the
+    evaluator. Raises TooMany and Unavailable when the payload could not be checked. The tick then stays due.
     """
     try:
         template_version = await templates.find_schedulable(
@@ -631,10 +634,11 @@ def _new_run(
 @lru_cache(maxsize=16)  # the runs of one firing, or of one backfill, have the same answer
 def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_count: int) -> int:
     """For how many seconds a run must be kept after its end, so that the schedule can count its last `runs_to_count`
-    ended runs. In this time `runs_to_count` + 1 ticks pass: one tick may start no run, because the run before it is
-    still under way. At most _LONGEST_COUNT.
+    ended runs. In this time `runs_to_count` + 1 ticks pass, because one tick may start no run while the previous run is
+    still under way. The time is at most _LONGEST_COUNT.
 
-    Returns 0 if the cron expression is not valid any more: the schedule does not fire again before somebody changes it.
+    Returns 0 if the cron expression is not valid any more, because the schedule then does not fire again before
+    somebody changes it.
     """
     try:
         ticks = cron.between(expression, timezone, now, now + _LONGEST_COUNT, runs_to_count + 1)

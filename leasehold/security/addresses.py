@@ -66,7 +66,8 @@ _SPECIAL_V6 = tuple(
 )
 
 _IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
-#: The well-known prefix alone. 64:ff9b:1::/48 is for local use: each network decides its meaning.
+#: Only the well-known prefix of NAT64. The prefix 64:ff9b:1::/48 is left out, because it is for local use, and each
+#: network decides its meaning.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 

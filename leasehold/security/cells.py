@@ -1,9 +1,10 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
-Cells are several installations that share the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
-reads the same map: which cells there are, and to which cell a tenant belongs. A cell refuses a request that belongs to
-another cell before it reads or writes anything for the request. The answer has the address of the right cell. No
-gateway is needed. But with a gateway that reads the cell's name in the API key, a client needs no second request.
+Cells are several installations that divide the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
+reads the same map. The map says which cells there are, and to which cell a tenant belongs. A cell refuses a request
+that belongs to another cell before it reads or writes anything for the request. The answer has the address of the right
+cell. No gateway is needed. But with a gateway that reads the cell's name in the API key, a client needs no second
+request.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Cells:
 
     @classmethod
     def of(cls, settings: Settings) -> Cells | None:
-        """The map of the settings. None: the installation is not a cell. Raises BadSetting."""
+        """The map that the settings name. None: the installation is not a cell. Raises BadSetting."""
         if not settings.cell:
             return None
         if settings.cells_file is None:
@@ -110,10 +111,11 @@ class Cells:
             raise WrongCell(cell, current_map.addresses[cell])
 
     def refuse_before_key_is_read(self, key_cell: str | None) -> None:
-        """As `refuse_elsewhere`, before the key's row is read, and only if the map places no tenant in this cell.
+        """Call this before the key's row is read. If the map places no tenant in this cell, this method does the same
+        as `refuse_elsewhere`. Otherwise it does nothing.
 
-        If the map places tenants in this cell, a key that names another cell may belong to one of these tenants. The
-        reason: a tenant that has moved here still uses the keys of its old cell. Only the key's row shows to which
+        If the map places tenants in this cell, a key that names another cell may belong to one of these tenants,
+        because a tenant that has moved here still uses the keys of its old cell. Only the key's row shows to which
         tenant the key belongs.
         """
         if self.own not in self.map.homes:

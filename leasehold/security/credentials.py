@@ -1,9 +1,9 @@
 """API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this module.
 
-A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that share the
-tenants) has made it. The prefix is public and finds the row. The database stores only a hash of the secret, so the key
-is shown once, when it is made. SHA-256 is enough: the secret has 256 random bits, and a slow hash only protects secrets
-that can be guessed.
+A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that divide
+the tenants among them) has made it. The prefix is public and finds the row. The database stores only a hash of the
+secret, so the key is shown once, when it is made. SHA-256 is enough, because the secret has 256 random bits, and a slow
+hash only protects secrets that can be guessed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 @dataclass(frozen=True, slots=True)
 class NewKey:
     """A new key. `text` is the whole key with its secret: show the text once, and never log it. `expires_at`: None if
-    the key has no end.
+    the key never expires.
     """
 
     id: UUID
@@ -46,10 +46,10 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyOfSeed:
-    """The key that was made of a seed. A seed is a secret: a request that is repeated with the same seed makes the same
-    key again.
+    """The key that was made from a seed. A seed is a secret. A request that is repeated with the same seed makes the
+    same key again.
 
-    `key`: with its secret; None: the key is too old to be shown again, or cannot be used any more.
+    `key`: the key with its secret; None: the key is too old to be shown again, or cannot be used any more.
     """
 
     prefix: str
@@ -115,7 +115,7 @@ def _new_prefix_and_secret() -> tuple[str, str]:
 
 
 def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
-    """The prefix and the secret that are made of this seed. Neither of them reveals the other or the seed."""
+    """The prefix and the secret that are made from this seed. Neither of them reveals the other or the seed."""
     numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
     prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
     secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))
@@ -147,9 +147,9 @@ UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
 """
 
-# The old key works for the overlap, or until its own end if that is sooner. `ends_at`: the old key's end before this
-# statement; it becomes the new key's end. The CTE locks the row, so the second of two concurrent rotations
-# reads the end that the first has set.
+# The old key expires after the overlap $2, or at its own expiry if that is sooner. `ends_at`: the old key's expiry
+# before this statement, which becomes the new key's expiry. The CTE locks the row, so the second of two concurrent
+# rotations reads the expiry that the first has set.
 RETIRE = """
 WITH old_key AS (
     SELECT id, expires_at FROM api_key
@@ -163,15 +163,15 @@ RETURNING k.tenant_id, k.client_id, k.scopes, old_key.expires_at AS ends_at,
           coalesce(k.quota_key, k.prefix) AS quota_key
 """
 
-# The key ends after $2, or at its present end if that is sooner.
+# The key expires after $2, or at its present expiry if that is sooner.
 EXPIRE = """
 UPDATE api_key SET expires_at = least(coalesce(expires_at, 'infinity'), clock_timestamp() + $2::interval)
 WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
 RETURNING expires_at
 """
 
-# $1: the tenant, or NULL for all. $2: whether to list ended keys. $3: the page's size. $4: the id of the last key of
-# the page before. The row of this last key still exists, because no key is ever deleted.
+# $1: the tenant, or NULL for all. $2: whether to list expired and revoked keys, too. $3: the page's size. $4: the id of
+# the last key of the previous page. The row of this last key still exists, because no key is ever deleted.
 LIST = """
 SELECT * FROM (
     SELECT id, prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,
@@ -201,8 +201,8 @@ async def create_key(
     seed: bytes | None = None,
 ) -> NewKey:
     """Create a key. `quota_key`: the name under which rates and quotas count the key's use; None: its prefix. `cell`:
-    the name of the cell that makes the key; empty: there are no cells. `seed`: a secret of 256 bits, of
-    which prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
+    the name of the cell that makes the key; empty: there are no cells. `seed`: a secret of 256 bits, from which the
+    key's prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
     client, `tenant_reserved` for the tenant EVERYBODY. Raises asyncpg.UniqueViolationError if the seed has a key.
@@ -226,8 +226,8 @@ async def create_key(
 
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
-    """The key that was made of the seed. None: there is none. If the key is older than `within`, or cannot be used any
-    more, its secret is left out. `cell`: as for `create_key`.
+    """The key that was made from the seed. None: there is no such key. If the key is older than `within`, or cannot be
+    used any more, its secret is left out. `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
@@ -265,11 +265,12 @@ async def mark_used(connection: Connection, key_id: UUID) -> None:
 async def rotate_key(
     connection: Connection, prefix: str, *, overlap: timedelta, cell: str = "", seed: bytes | None = None
 ) -> NewKey:
-    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`. `cell`
-    and `seed`: as for `create_key`.
+    """Create a key with the old key's owner, scopes, quotas and expiry. The old key stops working after `overlap`.
+    `cell` and `seed`: as for `create_key`.
 
-    If the old key was rotated before, it already has an end: that of the first overlap. A second rotation does not
-    postpone this end, and the second new key gets the same end. Raises NotFound when no usable key has the prefix.
+    If the old key was rotated before, it already expires at the end of the first overlap. A second rotation does not
+    postpone this expiry, and the second new key gets the same expiry. Raises NotFound when no usable key has the
+    prefix.
     """
     async with connection.transaction():
         old_key = await connection.fetchrow(RETIRE, prefix, overlap)
@@ -288,7 +289,9 @@ async def rotate_key(
 
 
 async def expire_key(connection: Connection, prefix: str, lifetime: timedelta) -> datetime:
-    """Let the key end after `lifetime`, or at its own end if that is sooner. Return the end. Raises NotFound."""
+    """Let the key expire after `lifetime`, or at its own expiry if that is sooner. Returns the expiry, or raises
+    NotFound if no usable key has the prefix.
+    """
     ends_at: datetime | None = await connection.fetchval(EXPIRE, prefix, lifetime)
     if ends_at is None:
         raise NotFound("key_not_found", "No usable key has this prefix.")
@@ -303,15 +306,17 @@ async def list_keys(
     at_most: int | None = None,
     after: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """The tenant's keys (None: all tenants') without their secrets. `state`: active, expired or revoked.
+    """The keys of the tenant (None: of all tenants), without their secrets. `state`: active, expired or revoked.
 
     `ended`: whether to list expired and revoked keys, too. `at_most`: how many; None: all. `after`: the id of the last
-    key of the page before.
+    key of the previous page.
     """
     return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most, after)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:
-    """Revoke the key for good. It stops working within `api_key_cache_seconds`. Repeating is safe. Raises NotFound."""
+    """Revoke the key for good. It stops working within `api_key_cache_seconds`. A repeated call is safe. Raises
+    NotFound.
+    """
     if await connection.fetchval(REVOKE, prefix) is None:
         raise NotFound("key_not_found", "No key has this prefix.")

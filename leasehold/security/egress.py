@@ -44,7 +44,7 @@ PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 #: A header's name and its value (RFC 9110, 5.1 and 5.5), in ASCII.
 _HEADER_NAME, _HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"([!-~]([ -~\t]*[!-~])?)?")
-#: A host: a name, an IPv4 address, or an IPv6 address without its brackets. httpx2 also takes other characters.
+#: A host: a name, an IPv4 address, or an IPv6 address without its brackets. httpx2 also accepts other characters.
 _HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+", re.IGNORECASE)
 _MAX_PORT = 65_535
 _CONNECT_SECONDS = 5.0
@@ -162,8 +162,8 @@ def _keep_urls_out_of_logs() -> None:
 class Egress:
     """An HTTP client for URLs from outside; use it with `async with`.
 
-    `allowed`: networks that it may connect to although they are not public, at any port. `keepalive`: idle connections
-    that it keeps; useful only when one host gets many requests.
+    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the number of
+    idle connections that it keeps. Use this only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
@@ -233,8 +233,8 @@ class Egress:
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
         many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if only
-        the status and the headers count; then a body that is too large, or does not end, is no error. `lookups`: gets
-        each name resolution, whose thread may outlast the request.
+        the status and the headers count; then a body that is too large, or does not end, is no error. `lookups`: this
+        list gets the future of each name resolution, because the thread of the resolution may outlast the request.
 
         Raises EgressRefused, also after one redirect too many; EgressFailed; AnswerTooLarge.
         """
@@ -330,7 +330,7 @@ class Egress:
         return await http.send(http_request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
-        """The HTTP client for the host. The first request makes it: many processes never send a request."""
+        """The HTTP client for the host. The first request makes it, because many processes never send a request."""
         keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
         key = host if keeps_connections else ""
         if key in self._clients:
@@ -377,8 +377,8 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
 
 
 def shown_host(url: str) -> str | None:
-    """The host of a stored URL, for answers and counts: the rest of the URL may contain a secret. None: the URL has no
-    readable host. (Earlier releases accepted such URLs.)
+    """The host of a stored URL, for answers and counts. They must not show the rest of the URL, which may contain a
+    secret. None: the URL has no readable host. (Earlier releases accepted such URLs.)
     """
     try:
         return urlsplit(url).hostname
@@ -401,7 +401,7 @@ def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The certificate authorities, shared by the whole process: reading them takes a tenth of a second."""
+    """The certificate authorities. The whole process uses one copy, because reading them takes a tenth of a second."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

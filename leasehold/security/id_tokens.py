@@ -57,7 +57,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
 
 
 def _key_set(listed_keys: Sequence[object]) -> KeySet:
-    """The listed keys that can check a signature. A provider may list keys for other uses, too: these are left out."""
+    """The listed keys that can check a signature. Keys for other uses, which a provider may also list, are left out."""
     keys = []
     for key in listed_keys:
         if not isinstance(key, dict) or str(key.get("kty")) not in _KEY_TYPES or key.get("use", "sig") != "sig":

@@ -1,6 +1,7 @@
 """OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
 
-Promotions use it: they copy a finished model to the HTTP file service from which an installation serves its models.
+Promotions use this token to copy a finished model to the HTTP file service from which an installation serves its
+models.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from leasehold.settings import Settings
 log = structlog.get_logger(__name__)
 
 _TIMEOUT_SECONDS = 15.0
-#: A token is renewed this long before its end.
+#: A token is renewed this many seconds before it expires.
 _EARLY_SECONDS = 30.0
-#: The life of a token whose answer has no `expires_in`.
+#: The lifetime in seconds of a token whose answer has no `expires_in`.
 _DEFAULT_SECONDS = 300.0
 
 
@@ -48,8 +49,8 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. The first call of `token` fetches it, and so does a call shortly before it
-    expires, or after `forget`.
+    """The access token of one client. The method `token` fetches it at the first call, again shortly before it expires,
+    and again after `forget`.
     """
 
     def __init__(self, egress: Egress, client: Client) -> None:
@@ -65,7 +66,7 @@ class Tokens:
         return self._token
 
     def forget(self) -> None:
-        """Drop the token, because the service refused it. The next call of `token` fetches another."""
+        """Drop the token, because the service refused it. The next call of `token` fetches a new one."""
         self._renew_at = 0.0
 
     async def _fetch(self) -> None:

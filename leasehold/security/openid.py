@@ -1,8 +1,8 @@
 """Signs people in at the installation's OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
-The console's sign-in calls it; `id_tokens` checks signatures and claims. An Egress (an HTTP client that refuses private
-addresses) sends all requests to the provider. Unlike the Egress of webhooks, this one may also connect to the private
-networks that `console_oidc_networks` names, because the operator chose the provider.
+The console's sign-in calls this module. The module `id_tokens` checks signatures and claims. An Egress (an HTTP client
+that refuses private addresses) sends all requests to the provider. Unlike the Egress of webhooks, this one may also
+connect to the private networks that `console_oidc_networks` names, because the operator chose the provider.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`. In the setting
-    `console_oidc_roles`, the group `*` stands for every person.
+    """The tenants of a person with these groups, each with the person's scopes there. A role is one of the scopes, as
+    `role:NAME`. In the setting `console_oidc_roles`, the group `*` stands for every person.
     """
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():

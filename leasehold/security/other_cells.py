@@ -1,5 +1,5 @@
-"""Asks the other cells (installations that share the tenants with this one) what their load is, or whether they have a
-certain job or tenant. All cells are asked at once.
+"""Asks the other cells (installations, each of which has a part of the tenants) what their load is, or whether they
+have a certain job or tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell: redirects are not followed, and no proxy of the environment is used. This module reads only
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds in which a cell must answer. The console waits for the answer.
 LIMIT_SECONDS = 2.0
-#: Seconds for which all requests to this process share one answer of a cell.
+#: For this many seconds, all requests to this process get the same answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
 #: The largest count that is accepted from a cell. There must be a bound, because this API could not write a count
@@ -83,8 +83,8 @@ class CellHolding(BaseModel):
 
 
 State: TypeAlias = Literal["ready", "not_ready", "silent"]
-#: Why a cell that answers has not reported its load: there is no key for it; it refused the key; its answer has another
-#: form; it has another name.
+#: Why a cell that answers has not reported its load. `no_key`: this cell has no key for it. `key_refused`: it refused
+#: the key. `not_understood`: its answer has another form. `another_cell`: it has another name.
 Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another_cell"]
 
 
@@ -104,9 +104,9 @@ class CellAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell that has the job or the tenant, or in which the map places the tenant. `tenant`: that of the job, or the
-    tenant that was looked for. `console`: the path of the cell's console; None: the cell has no console, or the path is
-    not known.
+    """A cell that has the job or the tenant, or in which the map places the tenant. `tenant`: the tenant of the job, or
+    the tenant that was looked for. `console`: the path of the cell's console; None: the cell has no console, or the
+    path is not known.
     """
 
     cell: str
@@ -150,7 +150,7 @@ def parse_keys(text: str) -> dict[str, str]:
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise ValueError("the keys of the cells are not a JSON object that maps each cell to its key")
     for cell, key in keys.items():
-        if not CELL.fullmatch(cell):  # it may be a key: somebody has taken name and key for each other
+        if not CELL.fullmatch(cell):  # it may be a key in the place of a name, so the error must not show it
             raise ValueError("the keys of the cells have a name that no cell can have")
         if parse_key(key) is None:
             raise ValueError(f"the key of cell {cell} does not have the form of a key")
@@ -159,8 +159,8 @@ def parse_keys(text: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
-    """A client that follows no redirect and uses no proxy. As a browser, it sends a cookie back only to the host that
-    has set it.
+    """A client that follows no redirect and uses no proxy. Like a browser, it sends a cookie back only to the host that
+    has set the cookie.
     """
     async with httpx2.AsyncClient(
         timeout=None,
@@ -175,7 +175,7 @@ async def ask(
     http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
 ) -> CellAnswer:
     """Ask a cell whether it is ready and, with a key, what its load is. If the cell does not answer, or sends something
-    else, `state` and `because` have the reason: nothing is raised.
+    else, `state` and `because` have the reason. Nothing is raised.
     """
     began = monotonic()
     readiness, response = await asyncio.gather(
@@ -232,8 +232,8 @@ async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: flo
 
 
 class OtherCells:
-    """Asks the other cells, for this process of the API. Requests within `_SHARED_SECONDS` share one answer of a cell.
-    A cell that did not answer last time is asked again, but no request waits for this cell.
+    """Asks the other cells, for this process of the API. Requests within `_SHARED_SECONDS` get the same answer of a
+    cell. A cell that did not answer last time is asked again, but no request waits for this cell.
     """
 
     def __init__(self, cells: Cells, keys: CellKeys, http: httpx2.AsyncClient) -> None:
@@ -317,8 +317,8 @@ class OtherCells:
 
 
 class _Request:
-    """A request to one cell, which several requests to this API share. `previous`: the cell's answer to the request
-    before; None: there is none.
+    """A request to one cell, which several requests to this API share. `previous`: the cell's answer to the previous
+    request; None: there is none.
     """
 
     def __init__(self, task: asyncio.Task[CellAnswer], previous: CellAnswer | None) -> None:
@@ -333,18 +333,18 @@ class _Request:
 
     @property
     def was_silent(self) -> bool:
-        """Whether the cell did not answer the request before."""
+        """Whether the cell did not answer the previous request."""
         return self._previous is not None and self._previous.state == "silent"
 
     @property
     def answer(self) -> CellAnswer | None:
-        """The cell's answer to this request or, until it comes, its answer to the request before."""
+        """The cell's answer to this request or, until this answer comes, its answer to the previous request."""
         return self.task.result() if self.task.done() and not self.task.cancelled() else self._previous
 
 
 @asynccontextmanager
 async def open_other_cells(settings: Settings, cells: Cells | None) -> AsyncIterator[OtherCells | None]:
-    """The other cells, for the block. None: the installation is not a cell. Raises BadSetting for keys that cannot be
+    """Yields the other cells, or None if the installation is not a cell. Raises BadSetting for keys that cannot be
     read.
     """
     if cells is None:

@@ -48,7 +48,7 @@ class Sealing:
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
         """Whether one of the keys made the signature. Raises Unavailable when the installation has no key."""
         self._required_keys()
-        signature_bytes = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
+        signature_bytes = signature.encode()  # as bytes, because compare_digest refuses text that is not ASCII
         return any(
             hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing_keys
         )
@@ -90,7 +90,7 @@ class Sealing:
         else:
             self._fernet = fernet
             self._signing_keys = [key.encode() for key in keys]
-        self._parsed_text = text  # also a text with a malformed key: it causes one warning
+        self._parsed_text = text  # also a text with a malformed key, so that it causes only one warning
         return self._fernet
 
 

@@ -26,6 +26,6 @@ def secret_text(secret: bytes) -> str:
 
 
 def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature for each key, separated by spaces. During a rotation there are two: the receiver accepts either."""
+    """One signature for each key, separated by spaces. A rotation has two keys; a receiver accepts either."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return " ".join("v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode() for key in keys)

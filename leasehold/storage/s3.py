@@ -48,14 +48,14 @@ _OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavail
 
 
 class _Session(AIOHTTPSession):
-    """The HTTP session of a client. `verify`: a file of certificate authorities, or as for AIOHTTPSession. When the
-    file has changed, later connections also trust the authorities that are new in it.
+    """The HTTP session of a client. `verify`: a file of certificate authorities, or any other value that AIOHTTPSession
+    accepts. When the file has changed, later connections also trust the authorities that are new in the file.
     """
 
     def __init__(self, verify: Any = True, **options: Any) -> None:  # noqa: FBT002 - as AIOHTTPSession has it
         super().__init__(verify, **options)
         self._authorities = Path(verify) if isinstance(verify, str) else None
-        self._stamp: object = None  # of the file that `_context` has
+        self._stamp: object = None  # the stamp of the file when `_context` last read it
         self._context: ssl.SSLContext | None = None
 
     def _get_ssl_context(self) -> Any:
@@ -68,7 +68,7 @@ class _Session(AIOHTTPSession):
         return await super().send(request)
 
     def _read_again(self, authorities: Path) -> None:
-        with suppress(OSError):  # the file is just being written: a later request reads it
+        with suppress(OSError):  # the file is just being written, so a later request reads it
             stamp = stamp_of(authorities)
             if stamp != self._stamp:
                 if self._context is not None:
@@ -116,7 +116,7 @@ class _CredentialProvider:
 
 @cache
 def _shared_loader() -> Any:
-    """The loader that all sessions of the process share: botocore's descriptions of S3 take 0.1 s to read."""
+    """The loader that all sessions of the process use, because reading botocore's descriptions of S3 takes 0.1 s."""
     return get_session().get_component("data_loader")
 
 
@@ -153,8 +153,8 @@ def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
     network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
 
-    A generator may yield inside the block. If its reader closes the generator early, the request counts as answered:
-    the reader has all the bytes that it needs.
+    A generator may yield inside the block. If its reader closes the generator early, the request counts as answered,
+    because the reader has all the bytes that it needs.
     """
     check_nothing_held("the object store")  # reports a defect if this task holds a database connection
     started, outcome = perf_counter(), "ok"

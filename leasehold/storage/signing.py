@@ -20,13 +20,15 @@ from leasehold.settings import Settings
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-#: The longest life of a signed URL: S3 refuses a URL that is signed for more than a week.
+#: The longest life of a signed URL in seconds. S3 refuses a URL that is signed for more than a week.
 MAX_URL_SECONDS = 7 * 86_400
-_ANY_KEY = "key"  # `of_client` gets a URL with this key, and cuts the key off: the bucket's address remains
+_ANY_KEY = "key"  # `of_client` gets a URL with this key, and cuts the key off, so that the bucket's address remains
 
 
 def credentials_of(settings: Settings) -> ReadOnlyCredentials:
-    """The store's access key and secret key as the settings have them now: the files that hold them may change."""
+    """The store's access key and secret key, read from the settings now, because the files that hold these keys may
+    change.
+    """
     return ReadOnlyCredentials(
         settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value(), None
     )

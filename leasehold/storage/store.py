@@ -1,8 +1,8 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
 If the key of a put already has an object, the put compares the new bytes with the object's bytes. If they are equal,
-another attempt has stored them, and the put succeeds. If they differ, the object may be the rest of a dead attempt. The
-put replaces the object only if the caller's `may_replace` returns True.
+another attempt has stored them, and the put succeeds. If they differ, the object may be left over from a dead attempt.
+The put replaces the object only if the caller's `may_replace` returns True.
 
 `probe` finds out whether the store honours `If-None-Match`. If the store does not, each put first reads the head of the
 object, and two attempts may overwrite each other's object. The overwriting is harmless only because a step that runs
@@ -53,7 +53,7 @@ LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECO
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBE_PREFIX = "probe/"
-#: The key of which `check_answers` asks. It need not have an object.
+#: The key for which `check_answers` asks. It need not have an object.
 _READINESS_KEY = "readiness"
 
 
@@ -124,7 +124,7 @@ class ObjectStore:
         return self._settings.object_store == "none"
 
     def require(self) -> None:
-        """Raises StoreAbsent without a store. Call it before accepting work that needs one."""
+        """Raises StoreAbsent if the installation has no store. Call this before accepting work that needs a store."""
         if self.is_absent:
             raise StoreAbsent(ABSENT)
 
@@ -163,7 +163,7 @@ class ObjectStore:
         return self.conditional
 
     async def probe_once(self) -> bool:
-        """As `probe`, but only the first call sends requests. Use it in processes that do not probe at their start."""
+        """Call `probe` if its answer is not known yet. Use this in processes that do not probe at their start."""
         async with self._probe_lock:
             return self.conditional if self._conditional_puts_known else await self.probe()
 
@@ -185,8 +185,8 @@ class ObjectStore:
     ) -> Stored:
         """Store bytes, or a file. The result always has their sha256.
 
-        `may_replace`: called with the existing object if it has other bytes; True: replace it.
-        Raises ObjectExists when `may_replace` returns False.
+        `may_replace`: this method calls it with the existing object if the existing object has other bytes. If
+        `may_replace` returns True, the put replaces the object. If it returns False, the put raises ObjectExists.
         """
         if isinstance(source, Path):
             source, sha256, size = await asyncio.to_thread(_with_digest, source)
@@ -301,10 +301,10 @@ class ObjectStore:
         )
 
     async def check_answers(self, within: float) -> None:
-        """Ask for an object that need not exist. Raises StoreError unless the store answers `within` as many seconds,
-        and accepts the credentials.
+        """Ask for an object that need not exist. Raises StoreError if the store does not answer in `within` seconds, or
+        refuses the credentials.
         """
-        # The time-out stands inside the request: one around it would only say that the caller gave up.
+        # The timeout is inside the block `request`. A timeout around this block would only say that the caller gave up.
         with contextlib.suppress(ObjectMissing), request("readiness", _READINESS_KEY):
             async with asyncio.timeout(within):
                 await self._client.head_object(Bucket=self._bucket, Key=_READINESS_KEY)
@@ -364,7 +364,7 @@ class ObjectStore:
         return _stored_of(key, size, digest.hexdigest(), answers[0])
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
-        """All bytes of a small object. Raises as `fetch_file`."""
+        """All bytes of a small object. Raises the same errors as `fetch_file`."""
         data = await self.read_head(key, max_bytes + 1)
         if len(data) > max_bytes:
             raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
@@ -394,8 +394,8 @@ class ObjectStore:
     async def _pieces(
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignore_answer, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
-        """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the store's
-        answer before the first piece.
+        """The object in pieces of a megabyte. `first`: only the first bytes, this number of them; 0: all bytes.
+        `on_answer` gets the store's answer before the first piece.
         """
         byte_range: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
         with request("get", key), suppress_refused_range():
@@ -408,7 +408,8 @@ class ObjectStore:
             chunk = bytearray()  # joins small reads of the network, because callers start a thread for each piece
             async with answer["Body"] as body:
                 while True:
-                    # No timeout may span the `yield`: it would cancel the caller's own code with a bare CancelledError.
+                    # No timeout may span the `yield`, because it would cancel the caller's own code with a bare
+                    # CancelledError.
                     async with asyncio.timeout_at(deadline):
                         piece = await body.content.read(CHUNK)
                     if not piece:

@@ -1,7 +1,7 @@
 """Uploads an object whose bytes come piece by piece and whose size is not known in advance.
 
-The API uses it to pass the body of a request on to the store. At most two parts are in memory: while one is sent, the
-next one is filled.
+The API uses this module to pass the body of a request on to the store. At most two parts are in memory, because while
+one part is sent, the next part is filled.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Upload:
             await storing
         except (PutRefused, ObjectMissing):
             # botocore repeats a request if its answer was an error or was lost. If the first request has stored the
-            # object, the store refuses the second: the object exists already, or the multipart upload is over.
+            # object, the store refuses the second request, because the object exists already, or because the multipart
+            # upload is over.
             if not await self._is_stored():
                 raise
         self._finished = True
@@ -171,7 +172,7 @@ class Upload:
                     await self._client.abort_multipart_upload(**self._upload_target())
         except ObjectMissing:  # an earlier request has aborted the upload, or completed it
             return
-        except StoreError as error:  # only log it: the caller must get the error that ended its block
+        except StoreError as error:  # only log it, because the caller must get the error that ended its block
             log.warning("parts of an upload are left in the store", key=self.key, error=type(error).__name__)
 
     def _upload_target(self) -> dict[str, Any]:

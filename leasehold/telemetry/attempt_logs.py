@@ -27,7 +27,7 @@ from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.logs import is_fact
 from leasehold.telemetry.redaction import redact
 
-#: The bounds of one line, in characters. A longer message loses its end, a longer traceback its beginning.
+#: The bounds of one line, in characters. A longer message loses its end. A longer traceback loses its beginning.
 MAX_MESSAGE, MAX_TRACEBACK, MAX_NAME = 8192, 16_384, 200
 #: The most fields of one line, and the most characters of a field's value.
 MAX_FIELDS, MAX_VALUE = 32, 2000
@@ -55,16 +55,16 @@ def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
 
 
 def full_traceback(error: BaseException) -> str:
-    """The traceback of `error` with those of its causes, as Python prints them."""
+    """The traceback of `error` and the tracebacks of its causes, as Python prints them."""
     return "".join(traceback.format_exception(error))
 
 
 class Recorder:
     """The lines of one attempt. Any thread may add lines.
 
-    `on_first`: called when a line arrives after `take` has returned all earlier ones. Lines beyond `max_lines` or
+    `on_first`: called when a line arrives, and `take` has returned all earlier lines. Lines beyond `max_lines` or
     `max_bytes` are counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded. `lock`:
-    recorders may share it. `stream`: the chunks that the attempt emits.
+    several recorders may use the same lock. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -141,7 +141,7 @@ class Recorder:
             if self._max_lines:
                 bounds = f"an attempt keeps {self._max_lines:,} lines, or {self._max_bytes:,} bytes"
                 message = f"The log is cut here: {bounds}."
-                # Processes of earlier releases know the mark of a cut by its fields.
+                # Processes of earlier releases recognise the mark of a cut by its field `cut`.
                 self._append(_encode_line("warning", PLATFORM, message, {"cut": True}, "", None, is_cut=True))
             return
         self._append(line)
@@ -202,7 +202,9 @@ def _encode_line(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """The line as JSON. `is_cut`: it marks where the log is cut. No line that an attempt logs has the member `cut`."""
+    """The line as JSON. `is_cut`: this line marks where the log is cut. No line that an attempt logs has the member
+    `cut`.
+    """
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {
         "at": instant.isoformat(timespec="milliseconds"),
@@ -306,7 +308,7 @@ _users = 0
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Install the handler at the root logger during the block. Several workers of a process share it."""
+    """Install the handler at the root logger during the block. Several workers of a process use the same handler."""
     global _users  # noqa: PLW0603 - a process has only one root logger
     _users += 1
     logging.getLogger().addHandler(_handler)

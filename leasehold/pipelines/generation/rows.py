@@ -244,8 +244,9 @@ WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider'
 
 
 async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
-    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`. The id
-    came from the provider's answer, or from a person who found the order. Searches the newest `MAX_SEARCHED` generations.
+    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`. The id came
+    from the provider's answer, or from a person who found the order. This searches the newest `MAX_SEARCHED`
+    generations.
     """
     rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
     return [row["params"] for row in rows]

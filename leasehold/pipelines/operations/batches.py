@@ -157,8 +157,9 @@ async def _retry_charged(
         outcome = Outcome(busy=busy)
         retries = _Retries(context, connection, acting, charge, outcome)
         targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
-        # All keys first, as a debounced submission does. The other locks come later, also those of limits at which runs
-        # wait that follow the failures.
+        # First lock the dedupe keys of all jobs, because a debounced submission also locks its key first. All other
+        # locks come later. Among them are the locks of limits at which runs wait that follow the failures of these
+        # jobs.
         await debounce.lock_keys_of_jobs(connection, tenant_id, [target.id for target in targets])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
@@ -246,11 +247,13 @@ class _Retries:
         hints = await revive_together(self._context.actions, self._connection, targets, self._cause)
         for target in targets:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
-        # Last: after an error above, the savepoint undoes the retries, and no hint of them may stay.
+        # Add the hints last. After an error above, the savepoint undoes the retries, and none of their hints may stay.
         self._outcome.hints += hints
 
     async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
-        """Lock all limits at which these jobs will wait: at once, in the order of their names, as an admission does."""
+        """Lock all limits at which these jobs will wait. One call locks them in the order of their names, as an
+        admission does.
+        """
         rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
         limits: list[ConcurrencyLimit] = []
         for target in targets:

@@ -13,7 +13,8 @@ CATCH_UP_SECONDS = 0.1
 
 def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
     """The most jobs a second of an operation. `rate`: the rate that its submitter named; None: no rate. Without a named
-    rate, a retry is slower than other operations: the retried jobs run, and so take time from the jobs of others.
+    rate, a retry is slower than other operations, because the retried jobs run, and so take time from the jobs of
+    others.
     """
     if rate is None and action == "retry":
         rate = settings.operation_retry_rate or None
@@ -38,7 +39,7 @@ def pause_before(next_at: float, now: float, rate: int) -> float:
 
 def next_time(previous: float, now: float, jobs: int, rate: int) -> float:
     """The Unix time at which the operation may act on the next job, after a batch of `jobs` jobs at the time `now`.
-    `previous`: what this function returned after the batch before it; 0: it is the first batch.
+    `previous`: what this function returned after the previous batch; 0: this is the first batch.
     """
     begin = max(previous, now - CATCH_UP_SECONDS) if previous else now
     return begin + jobs / rate

@@ -1,5 +1,5 @@
-"""Declares the pipeline of bulk operations. Each is one job that cancels, retries or deletes other jobs: its one step
-acts on batch after batch.
+"""Declares the pipeline of bulk operations. Each operation is one job that cancels, retries or deletes other jobs. The
+job's only step acts on one batch after the other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
-    `at`: the operation does not act on jobs that were created later (a retry: on jobs that failed later), and ages in
-    the filter count from this time. `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the operation
-    may change only jobs of these pipelines. `runs`: the operation may change runs, too. `pipelines` and `runs` follow
-    from the scopes of the client's key. `payer_key`: the quota key that is charged for retries. `canary`: the number of
-    jobs that go first; 0: none. `rate`: the largest number of jobs a second.
+    `at`: the operation does not act on jobs that were created later (a retry does not act on jobs that failed later),
+    and ages in the filter count from this time. `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`:
+    the operation may change only jobs of these pipelines. `runs`: the operation may change runs, too. `pipelines` and
+    `runs` follow from the scopes of the client's key. `payer_key`: the quota key that is charged for retries. `canary`:
+    the number of jobs that go first; 0: none. `rate`: the largest number of jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

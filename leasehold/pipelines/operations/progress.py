@@ -44,8 +44,9 @@ class Left(BaseModel):
 
 
 class Canary(BaseModel):
-    """The jobs that go first. `until`: the Unix time by which they must have succeeded. None: the operation has not
-    acted on all of them yet; or they stopped the operation, and a person has retried it. `passed` None: unknown yet.
+    """The jobs that go first. `until`: the Unix time by which these jobs must have ended. None: the operation has not
+    acted on all of them yet; or these jobs stopped the operation, and a person has retried it. `passed`: whether the
+    operation may go on after these jobs; None: not known yet.
     """
 
     job_ids: list[UUID] = Field(default_factory=list)
@@ -56,10 +57,11 @@ class Canary(BaseModel):
 class Progress(BaseModel):
     """How far an operation has come. It walks over the jobs by descending id.
 
-    `acted`, `refused`: how many jobs were changed, and how many could not be. `before`: the walk goes on with ids below
-    this id; None: the walk has not begun or, if `walked`, is finished. `busy`: jobs that the operation must try again.
-    `left`: jobs that a worker with their code must try. `codes`: the number of refusals by code. `next_at`: the Unix
-    time at which the rate allows the next job. `longest_ms`: the longest time for which a batch held its locks.
+    `acted`, `refused`: how many jobs were changed, and how many could not be changed. `before`: the walk goes on with
+    ids below this id; None: the walk has not begun or, if `walked`, is finished. `busy`: jobs that the operation must
+    try again. `left`: jobs that a worker with their code must try. `codes`: the number of refusals by code. `next_at`:
+    the Unix time at which the rate allows the next job. `longest_ms`: the longest time for which a batch held its
+    locks.
     """
 
     total: Count | None = None
@@ -83,7 +85,9 @@ class Progress(BaseModel):
 
     @property
     def percent(self) -> float:
-        """At most 99.9: `total` may be too low an estimate, so only the operation's end means that all is done."""
+        """The percentage of jobs that are done, at most 99.9. `total` may be too low an estimate, so only the
+        operation's end means that all jobs are done.
+        """
         if self.total is None or not self.total.n:
             return 0.0
         return min(100.0 * self.done / self.total.n, 99.9)

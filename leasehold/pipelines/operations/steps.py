@@ -1,11 +1,11 @@
 """The handler of bulk operations. It walks over the jobs that the operation's filter finds (the targets), newest first,
-in small batches. An operation may have a canary, its first few targets: if these jobs do not succeed, the operation
+in small batches. An operation may have a canary (its first few targets). If these jobs do not succeed, the operation
 stops.
 
 A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
-operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its
-slot (room for one attempt in a worker), and continues later. Otherwise the operation would hold the slot for hours, and
-a worker that stops would have to wait for the operation.
+operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its slot
+(room for one attempt in a worker), and continues later. Otherwise the operation would hold the slot for hours, and a
+worker that stops would have to wait for the operation.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: What `before` and `walked` of the progress become once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: This attempt acts on a job in `left` of the progress if the job's pipeline is here: this process has the code
-        #: of the pipeline, or no worker has it.
+        #: This attempt acts on those jobs in `left` of the progress whose pipelines are in this set. Of each of these
+        #: pipelines, this process has the code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
@@ -146,7 +146,7 @@ class _OperationAttempt:
 
     async def _choose_pipelines_to_take(self) -> None:
         """Set `_pipelines_to_take`. Earlier attempts have left jobs to workers with their code. This attempt acts on
-        such a job if this process has the code, and also if no worker has it: then it refuses the job.
+        such a job if this process has the code. It also does so if no worker has the code, and then refuses the job.
         """
         pipelines = {_pipeline_of(left.handler) for left in self._progress.left}
         lacking = [pipeline for pipeline in pipelines if self._context.actions.kinds.pipeline(pipeline) is None]
@@ -178,8 +178,9 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: all targets that remain are left to other workers, or `_MAX_LEFT` jobs are left. Busy
-        jobs (another transaction held them) are tried again when they fill a batch, or when no other targets remain.
+        """The next batch. None: there are no more targets, except jobs that were left to other workers; or `_MAX_LEFT`
+        jobs were left to them. Busy jobs (another transaction held them) are tried again when they fill a batch, or
+        when no other targets remain.
         """
         for left in self._progress.left:
             if _pipeline_of(left.handler) in self._pipelines_to_take:
@@ -265,7 +266,8 @@ class _OperationAttempt:
             self._size.record_batch(len(batch.job_ids), seconds)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
             count_ended_jobs(outcome.ended)
-            # The relay (a loop of the worker) would publish these hints, too, but twice a second, in bursts.
+            # The relay (a loop of the worker) would publish these hints, too, but only twice a second, and many at
+            # once.
             self._attempt.announce(outcome.hints)
             if outcome.limits:
                 self._attempt.announce(await concurrency.admit(connection, sorted(outcome.limits), outcome.departed))
@@ -314,7 +316,7 @@ class _OperationAttempt:
 
     def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
         """Add the jobs of a batch to the canary. When the canary is complete, set the time by which its jobs must have
-        succeeded.
+        ended.
         """
         canary, size = progress.canary, self._operation.canary
         if not size or canary.passed is not None:
@@ -332,10 +334,11 @@ class _OperationAttempt:
     # --- the canary
 
     async def _may_go_on(self) -> bool:
-        """Whether the operation may act on the next batch. False: it must wait until all canary jobs have succeeded.
+        """Whether the operation may act on the next batch. False: it must wait until all canary jobs have ended. Jobs
+        that a retry made run again must also have succeeded.
 
-        Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. If a
-        person then retries the operation, it goes on without a canary.
+        Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. If a person
+        then retries the operation, it goes on without a canary.
         """
         canary = self._progress.canary
         if canary.until is None or canary.passed:  # the canary is not complete yet, or has succeeded

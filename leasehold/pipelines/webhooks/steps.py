@@ -32,8 +32,8 @@ webhooks.opens(open_delivery_context)
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and
-    its webhook is disabled. After any other answer, even a redirect, the step is retried; so it is while the webhook is
-    disabled.
+    its webhook is disabled. After any other answer, even a redirect, the step is retried. The step is also retried
+    while the webhook is disabled.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
@@ -56,8 +56,8 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """The address of a message, and the secrets: the message gets one signature for each secret. `disabled_at`: when
-    the webhook was disabled last, and is enabled again; None: never, and for a callback.
+    """The address of a message, and the secrets. The message gets one signature for each secret. `disabled_at`: when
+    the webhook, which is enabled now, was last disabled; None: it never was, or the destination is a callback URL.
     """
 
     url: str
@@ -69,14 +69,15 @@ async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
     """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. None: the webhook is
-    deleted, so nobody waits for the message. Raises Retryable `webhook_disabled`: whoever disabled the webhook may
-    enable it again.
+    deleted, so nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever disabled the webhook
+    may enable it again.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
             assert delivery.url is not None
             sealing = delivery_context.sealing
-            # All callback URLs of a tenant share its secrets. If there are none yet, `secrets` stores a new one.
+            # All callback URLs of a tenant use the tenant's secrets. If the tenant has no secret yet, `secrets` stores
+            # a new one.
             sealed_secrets = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
             return _Destination(delivery.url, sealed_secrets)
         row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
@@ -90,7 +91,8 @@ async def _find_destination(
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
     """The error after a 410, which means that the address must get no further message. This function also disables the
     webhook. Exception: if the webhook's URL was changed during the request, or the webhook was disabled (and perhaps
-    enabled again), this answer says nothing of the webhook as it is now, and the next attempt asks again.
+    enabled again), this answer says nothing about the webhook as it is now. Then this function disables nothing, and
+    the next attempt asks again.
     """
     if delivery.webhook_id is None:
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")
