@@ -779,7 +779,7 @@ class Settings(SettingsWithFiles):
 
     @property
     def console_path(self) -> str | None:
-        """The path of the console, without a slash at the end. None: the API serves no console."""
+        """The path of the console, without a slash at the end. It is None if the API serves no console."""
         return {"on": "/console", "off": None}.get(self.console, self.console)
 
     @property

@@ -30,7 +30,7 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 def has_failed(task: asyncio.Future[Any]) -> bool:
-    """Whether the task has ended without a result: with an error, or cancelled."""
+    """Whether the task has ended without a result, because it raised an error or was cancelled."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 

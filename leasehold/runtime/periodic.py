@@ -1,7 +1,7 @@
 """Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
 
-A turn (one execution of the work) can fail in two ways. Neither ends the loop: the next turn comes after growing
-pauses. If PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
+A turn (one execution of the work) can fail in two ways. Neither ends the loop, but the pauses between turns grow. If
+PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
 (telemetry/outages.py). Any other error is counted, and is logged with its traceback once. An error that looks like an
 outage is treated in the same way if it comes again and again while others get answers. An example is the error of a
 statement that always takes too long.
@@ -24,8 +24,8 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage: PostgreSQL, the store or the broker does not answer. The duty is not at fault, unless
-#: others get answers.
+#: Errors that mean an outage, because PostgreSQL, the store or the broker does not answer. The duty is not at fault,
+#: unless others get answers.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
 #: After this many such errors without a success, the duty is at fault, if others had an answer between each two of the
 #: errors.

@@ -17,9 +17,10 @@ from leasehold.runtime.duty_cycle import Pauses
 
 #: Seconds between two whole polls. A row that was due before the window normally waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
-#: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile it takes processor
-#: time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. Two exceptions:
-#: a whole poll is due WHOLE_MAX_PAUSE_SECONDS after the last one in any case, and at once after `forget`.
+#: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile the poll takes
+#: processor time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. There
+#: are two exceptions. A whole poll is always due WHOLE_MAX_PAUSE_SECONDS after the last whole poll, and at once after
+#: `forget`.
 WHOLE_SHARE = 1 / 200
 WHOLE_MAX_PAUSE_SECONDS = 60.0
 #: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
@@ -27,8 +28,8 @@ SLACK_SECONDS = 2.0
 
 
 class PollWindow:
-    """The window of one series of polls: those of a slot pool (a worker's room for attempts), or those of the relay
-    (the loop that publishes messages of the outbox).
+    """The window of one series of polls, for example the polls of a slot pool (a worker's room for attempts), or of the
+    relay (the loop that publishes messages of the outbox).
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:

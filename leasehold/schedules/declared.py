@@ -133,7 +133,7 @@ async def reconcile_apps(
         write = partial(
             reconcile, connection, tenant_id, app, declared_by_app[app], writer, only_without_writer=only_without_writer
         )
-        # None: nothing was written. If that is because of an error, the app is in quarantine now.
+        # The result is None if nothing was written. If an error was the reason, the app is in quarantine now.
         if await run_unit(connection, DUTY, app, write) is not None:
             done.append(app)
     return done

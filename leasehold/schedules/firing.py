@@ -202,8 +202,8 @@ async def fire_due(
     admission: Admission | None = None,
 ) -> tuple[list[CreatedRun], bool]:
     """Submit the runs of due schedules, each schedule in a transaction of its own. Returns the runs, and whether more
-    schedules may be due. If so, call this again soon: a tick that waits for longer than ON_TIME is missed. After this
-    function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
+    schedules may be due. If so, call this again soon, because a tick that waits for longer than ON_TIME is missed.
+    After this function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
     `keep_seconds`: how long a run is kept after its end. `limit`: at most this many schedules with a due tick are
     fired, and at most this many with a buffered tick. The schedules with missed ticks to catch up (policy `all`) come
@@ -357,7 +357,7 @@ async def _submit_ticks(
     # An error in `prepared` refuses every tick in the same way, so record it only once.
     for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
         try:
-            async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
+            async with connection.transaction():  # a savepoint, so that a refused tick undoes no other tick
                 created_runs += await _submit_by_overlap(connection, prepared, schedule, tick, keep_seconds, admission)
         except TooMany:
             if not created_runs:
@@ -425,9 +425,9 @@ async def _submit_by_overlap(
         return []
     to_cancel = unfinished if schedule["overlap"] == "cancel_other" else []
     if to_cancel and not await without_run(connection, schedule["id"], [tick]):
-        return []  # a backfill has submitted this tick already: its run may be among `unfinished`
+        return []  # a backfill has submitted this tick already, and its run may be among `unfinished`
     try:
-        async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
+        async with connection.transaction():  # a savepoint, so that the older runs go on if the new run is refused
             if to_cancel and admission is not None:
                 # Lock the rates before the jobs, as every submission does. A charge of 0 locks the rates and charges
                 # nothing.

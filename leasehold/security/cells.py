@@ -23,7 +23,7 @@ from leasehold.settings import Settings
 
 #: The name of a cell. It is a part of the API keys that the cell makes.
 CELL = re.compile(r"[a-z0-9]{1,11}")
-#: The largest accepted map: it has room for about a million tenants.
+#: The largest accepted map, in bytes. A map of this size has room for about a million tenants.
 MAX_MAP_BYTES = 64 * 1024 * 1024
 
 
@@ -81,7 +81,7 @@ class Cells:
 
     @classmethod
     def of(cls, settings: Settings) -> Cells | None:
-        """The map that the settings name. None: the installation is not a cell. Raises BadSetting."""
+        """The map that the settings name. Returns None if the installation is not a cell. Raises BadSetting."""
         if not settings.cell:
             return None
         if settings.cells_file is None:

@@ -34,7 +34,7 @@ _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key. `text` is the whole key with its secret: show the text once, and never log it. `expires_at`: None if
+    """A new key. `text` is the whole key with its secret. Show the text once, and never log it. `expires_at`: None if
     the key never expires.
     """
 
@@ -87,7 +87,7 @@ class StoredKey:
 
 
 def parse_key(text: str) -> PresentedKey | None:
-    """The parts of a key. None: `text` does not have the form of a key."""
+    """The parts of a key. Returns None if `text` does not have the form of a key."""
     match = _KEY.fullmatch(text)
     return PresentedKey(match[2], match[3], match[1]) if match else None
 
@@ -226,8 +226,8 @@ async def create_key(
 
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
-    """The key that was made from the seed. None: there is no such key. If the key is older than `within`, or cannot be
-    used any more, its secret is left out. `cell`: as for `create_key`.
+    """The key that was made from the seed. Returns None if there is no such key. If the key is older than `within`, or
+    cannot be used any more, its secret is left out. `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)

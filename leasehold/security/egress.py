@@ -91,13 +91,13 @@ class Answer:
     body: bytes
 
     def retry_after(self) -> float | None:
-        """The seconds that the header Retry-After names, at most a day. None: there is no such header, or it is neither
-        a number of seconds nor an HTTP date (RFC 9110, 10.2.3).
+        """The seconds that the header Retry-After names, at most a day. Returns None if there is no such header, or if
+        it has another form than a number of seconds or an HTTP date (RFC 9110, 10.2.3).
         """
         text = self.headers.get("retry-after", "")
         try:
             seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
-        except (TypeError, ValueError, OverflowError):  # OverflowError: a year that no clock can hold
+        except (TypeError, ValueError, OverflowError):  # OverflowError is raised for a year that no clock can hold
             return None
         return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS)
 
@@ -112,8 +112,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A download's answer. `size`: the file's size in bytes. `head`: its first 512 bytes. If the status is not 200,
-    no file was written: `size` is 0 and `head` is empty.
+    """A download's answer. `size`: the file's size in bytes. `head`: its first 512 bytes. If the status is not 200, no
+    file was written. Then `size` is 0 and `head` is empty.
     """
 
     status: int
@@ -289,7 +289,7 @@ class Egress:
         block. Requests and block together must end within `timeout` seconds.
         """
         _check_headers(headers)
-        has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
+        has_arrived = False  # whether a server has answered, maybe with a redirect, and so got the whole request
         was_begun = False  # whether a server may have got the request
         request = _Request(method, url, headers, content)
         try:
@@ -312,7 +312,7 @@ class Egress:
             raise EgressFailed(f"no answer: {type(error).__name__}", sent=has_arrived) from error
         except httpx2.HTTPError as error:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
-        # The loop has ended without an answer to yield: every answer was a redirect.
+        # The loop has ended without an answer to yield, because every answer was a redirect.
         raise EgressRefused("too_many_redirects", "The URL redirects too often.")
 
     async def _send(self, target: Target, request: _Request) -> httpx2.Response:
@@ -378,7 +378,7 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
 
 def shown_host(url: str) -> str | None:
     """The host of a stored URL, for answers and counts. They must not show the rest of the URL, which may contain a
-    secret. None: the URL has no readable host. (Earlier releases accepted such URLs.)
+    secret. Returns None if the URL has no readable host. (Earlier releases accepted such URLs.)
     """
     try:
         return urlsplit(url).hostname

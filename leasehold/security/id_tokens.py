@@ -44,7 +44,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
     try:
         decoded = jwt.decode(token if isinstance(token, str) else "", _key_set(keys), algorithms=ALGORITHMS)
         registry.validate(decoded.claims)
-    except (JoseError, ValueError, TypeError) as error:  # TypeError: a value of the header is of another type
+    except (JoseError, ValueError, TypeError) as error:  # TypeError means that a value of the header has another type
         log.warning("an ID token was refused", reason=type(error).__name__, claim=getattr(error, "claim", None))
         raise TokenRefused("its ID token is not valid") from None
     claims: dict[str, Any] = decoded.claims

@@ -39,7 +39,7 @@ class Client:
 
     @classmethod
     def of_promotions(cls, settings: Settings) -> Client | None:
-        """The client that the `promote_*` settings describe. None: the settings name no token endpoint."""
+        """The client that the `promote_*` settings describe. Returns None if the settings name no token endpoint."""
         if settings.promote_token_url is None:
             return None
         return cls(

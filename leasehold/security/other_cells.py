@@ -2,7 +2,7 @@
 have a certain job or tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
-the address of that cell: redirects are not followed, and no proxy of the environment is used. This module reads only
+the address of that cell. So redirects are not followed, and no proxy of the environment is used. This module reads only
 the known fields of an answer, and checks their values. No function here holds a connection to the database or a lock
 while it waits.
 """
@@ -41,7 +41,7 @@ _MAX_BYTES = 64 * 1024
 #: The largest count that is accepted from a cell. There must be a bound, because this API could not write a count
 #: beyond 64 bits into its own answer.
 _MAX_COUNT = 2**53 - 1
-#: The endpoints of a cell that other cells ask: for its load, and for a job or a tenant.
+#: The endpoints that a cell has for other cells. They ask the first for its load, and the second for a job or a tenant.
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
 
 
@@ -190,7 +190,7 @@ async def ask(
     return CellAnswer(cell, address, "ready" if is_ready else "not_ready", load, because, seconds)
 
 
-#: The HTTP status and the body. None: no whole answer came in time.
+#: The HTTP status and the body, or None if no whole answer came in time.
 _Response: TypeAlias = tuple[int, bytes] | None
 
 

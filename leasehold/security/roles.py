@@ -1,8 +1,8 @@
 """Roles: named sets of scopes. A key or a person has a role within one tenant.
 
 A key has a role if it has the scope `role:NAME`. Whenever the API identifies a caller, it replaces the role by the
-scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate`
-(acts on all tenants) and `external:work` (for external workers) belong to no role: give them in addition to a role.
+scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate` (acts on
+all tenants) and `external:work` (for external workers) belong to no role. Give them in addition to a role.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 
 
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
-    """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them. Exception:
+    """The scopes of each role. A viewer reads jobs of every kind. An operator and an admin also change them. Exception:
     if a kind has one scope for reading and writing, a viewer does not get this scope.
     """
     scopes_of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]

@@ -1,7 +1,7 @@
 """Encrypts clients' secrets for the database, and signs URLs, with the installation's sealing keys.
 
-The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. How to rotate them:
-docs/operations/index.md, "Secrets in files".
+The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. The section "Secrets in
+files" of docs/operations/index.md says how to rotate them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The object store: every access of the platform to S3 goes through ObjectStore."""
+"""The object store. Every access of the platform to S3 goes through ObjectStore."""
 
 from leasehold.storage.store import ObjectStore, Stored
 

@@ -1,7 +1,7 @@
 """The multipart upload of a large local file, for ObjectStore.put.
 
-Memory is bounded: at most two parts are in memory at once. An upload that fails is aborted, so that the store drops
-its parts. If that fails, too, a maintenance loop of the workers aborts the upload later.
+Memory is bounded, because at most two parts are in memory at once. An upload that fails is aborted, so that the store
+drops its parts. If that fails, too, a maintenance loop of the workers aborts the upload later.
 """
 
 from __future__ import annotations

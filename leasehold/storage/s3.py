@@ -40,7 +40,9 @@ _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict", "40
 
 
 class PutRefused(StoreError):
-    """The store refused a conditional put: the condition does not hold (412), or another put is under way (409)."""
+    """The store refused a conditional put, because the condition does not hold (412), or because another put is under
+    way (409).
+    """
 
 
 #: The metric's label for each error.
@@ -166,7 +168,7 @@ def request(operation: str, key: str) -> Iterator[None]:
         if outcome == "unavailable":
             STORE.record_error(translated, operation)
         raise translated from None
-    except StoreUnavailable as error:  # raised inside the block: the transfer was cut
+    except StoreUnavailable as error:  # raised inside the block, because the transfer was cut
         outcome = "unavailable"
         STORE.record_error(error, operation)
         raise

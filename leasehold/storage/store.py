@@ -217,8 +217,8 @@ class ObjectStore:
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
 
     def _unchanged_since(self, existing: Stored | None) -> dict[str, Any]:
-        """The precondition of a put: nobody has written the object since `existing` was read. `existing` None: there
-        was no object.
+        """The precondition of a put. It says that nobody has written the object since `existing` was read. `existing`
+        is None if there was no object.
         """
         if not self.conditional:
             return {}
@@ -273,7 +273,7 @@ class ObjectStore:
             return False
         if existing.sha256:
             return existing.sha256 == sha256
-        # The store keeps no metadata: read the bytes.
+        # The store keeps no metadata, so read the bytes.
         digest = hashlib.sha256()
         async with aclosing(self._pieces(existing.key)) as pieces:
             async for piece in pieces:
@@ -283,7 +283,7 @@ class ObjectStore:
     # --- reading
 
     async def head(self, key: str) -> Stored | None:
-        """The object's size and metadata. None: no such object."""
+        """The object's size and metadata, or None if there is no such object."""
         try:
             with request("head", key):
                 async with self._timeout_for(0):

@@ -243,7 +243,7 @@ _source: ContextVar[Source | None] = ContextVar("recorder", default=None)
 
 
 def record_in(source: Source | None) -> None:
-    """Let the recorder of `source` get all later lines of this context. None: no recorder gets them."""
+    """Let the recorder of `source` get all later lines of this context. With None, no recorder gets them."""
     _source.set(source)
 
 

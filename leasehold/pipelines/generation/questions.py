@@ -1,5 +1,5 @@
-"""The metrics of unfinished generations (orders of images or videos): how many there are, by status and by server. A
-question is an SQL statement whose rows the exporter turns into metrics.
+"""The metrics that count unfinished generations (orders of images or videos) by status and by server. A question is an
+SQL statement whose rows the exporter turns into metrics.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
         job_id = await existing_order(connection, new)  # raises Conflict as this function does
         if job_id is not None:
             return job_id
-        # The job of that order was deleted or has expired: its task_id is free again.
+        # The job of that order was deleted or has expired, so its task_id is free again.
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
@@ -117,7 +117,7 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     if row is None:
         return None
     if row["is_gone"]:
-        # No client can use the new task_id: it contains a space, and a client's task_id has none.
+        # No client can use the new task_id, because it contains a space, and a client's task_id contains no space.
         await connection.execute("UPDATE generation SET task_id = 'gone ' || job_id WHERE job_id = $1", row["job_id"])
         return None
     if row["request_hash"] != new.request_hash:
@@ -149,13 +149,15 @@ WHERE g.tenant_id = $1 AND g.task_id = $2 AND g.kind = $3 AND g.consumed_at IS N
 
 
 async def find(connection: Connection, tenant_id: str, task_id: str, kind: str) -> Row | None:
-    """The tenant's generation with this task_id. None: there is none, or its result has expired or was consumed."""
+    """The tenant's generation with this task_id. Returns None if there is no such generation, or if its result has
+    expired or was consumed.
+    """
     return await connection.fetchrow(_FIND, tenant_id, task_id, kind)
 
 
 async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
-    """Mark the result of a finished generation as consumed, so that no later request finds it. False: another request
-    has consumed it.
+    """Mark the result of a finished generation as consumed, so that no later request finds it. Returns False if another
+    request has consumed it.
     """
     return bool(
         await connection.fetchval(
@@ -173,7 +175,7 @@ async def forget_consumption(connection: Connection, job_id: UUID) -> None:
 
 
 async def retried_order(connection: Connection, job_id: UUID) -> RetriedOrder | None:
-    """The order of a generation whose job was just retried. None: the job is no generation."""
+    """The order of a generation whose job was just retried. Returns None if the job is no generation."""
     row = await connection.fetchrow(
         "SELECT (j.params ->> 'deadline_at')::timestamptz AS deadline_at,"
         " EXISTS (SELECT FROM task t WHERE t.job_id = j.id AND t.step = 'poll' AND t.status = 'succeeded') AS is_made"
@@ -184,8 +186,8 @@ async def retried_order(connection: Connection, job_id: UUID) -> RetriedOrder | 
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
-    """The tenant and the job status of a generation. None: there is no such generation. The generation may belong to
-    any tenant, so call this only after the callback's signature is verified.
+    """The tenant and the job status of a generation. Returns None if there is no such generation. The generation may
+    belong to any tenant, so call this only after the signature of the provider's callback is verified.
     """
     return await connection.fetchrow(
         "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id
@@ -196,7 +198,8 @@ async def withdrawn(
     connection: Connection, job_id: UUID, tenant_id: str, withdrawal_id: UUID
 ) -> WithdrawnGeneration | None:
     """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted, this function returns
-    what `withdrawals.keep_orders` has kept of it. None: the generation is deleted, and had no order at the provider.
+    what `withdrawals.keep_orders` has kept of it. Returns None if the generation is deleted, and had no order at the
+    provider.
     """
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
@@ -289,8 +292,8 @@ async def keep_source(
     """Record an uploaded source image of `size` bytes, which expires after `duration`. If the same image is stored
     already, the call can only make it expire later.
 
-    Returns the time of expiry of a new image. None: the image was stored already. Raises Unavailable `busy` if the same
-    image is condemned. Its object may then be deleted at any moment, so the caller must not rely on the image.
+    Returns the time of expiry of a new image, or None if the image was stored already. Raises Unavailable `busy` if the
+    same image is condemned. Its object may then be deleted at any moment, so the caller must not rely on the image.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, size, expires_at) VALUES ($1, $2, $3, clock_timestamp() + $4)"
@@ -336,8 +339,8 @@ async def expired_sources(connection: Connection, limit: int = 100) -> list[str]
 
 
 async def condemn_source(connection: Connection, key: str) -> bool:
-    """Condemn an expired source image. From now on no upload can keep the image, and its object can be deleted. False:
-    the image is not expired any more, because it was uploaded again.
+    """Condemn an expired source image. From now on no upload can keep the image, and its object can be deleted. Returns
+    False if the image is not expired any more, because it was uploaded again.
     """
     condemned = await connection.fetchval(
         f"UPDATE source_image SET expires_at = {_CONDEMNED} WHERE key = $1 AND expires_at < clock_timestamp()"

@@ -71,7 +71,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         raise Permanent(OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN)
     seconds_left = await _seconds_left(attempt)
     order = replace(_order(attempt, note, seconds_left), callback=provider_context.callback(attempt.job_id))
-    attempt.checkpoint()  # before the intent: an attempt that stops here has ordered nothing
+    attempt.checkpoint()  # an attempt that must stop ends here, before the intent, and has ordered nothing
     intent = {"asked_at": _now().isoformat()}
     await attempt.remember(note | intent)
     failpoints.reach("after_intent")
@@ -276,9 +276,9 @@ async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
 
 
 def _retry_delay(params: GenerationParams, error: ProviderError, misses: int, seconds_left: float) -> timedelta:
-    """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without
-    Retry-After the pause starts at the poll interval, and doubles with each of the `misses`, the requests that failed
-    in a row.
+    """The pause before the next request. If the provider's answer has a Retry-After, that is the pause, but at least
+    the poll interval. Otherwise the pause starts at the poll interval, and doubles with each further request that
+    failed in a row (`misses`).
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:

@@ -29,7 +29,7 @@ generation = Table(
     # The hash of the client's request. A request with the same task_id and another hash is a conflict.
     Column("request_hash", LargeBinary, nullable=False),
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result: no later request finds it
+    Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result; no later request finds it
     CheckConstraint("kind IN ('image', 'video')", name="kind"),
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )

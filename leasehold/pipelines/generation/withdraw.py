@@ -49,7 +49,8 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     order_params = GenerationParams.model_validate(generation.params)
     try:
         provider, credential = provider_context.access(order_params)
-        # `cancel` takes the order's description, which must have a deadline: give it the shortest, one second.
+        # `cancel` needs the description of the order, which must have a deadline. Give it the shortest deadline, one
+        # second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except (NoAccess, OutcomeUnknown) as error:  # the order goes on, and costs money
         raise Retryable(error.message, code=error.code) from None

@@ -74,7 +74,7 @@ def _parse_profile(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, 
 
 
 def _build_transform(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Build the transform. None: the profile cannot be used, or changes nothing."""
+    """Build the transform. Returns None if the profile cannot be used, or changes nothing."""
     if profile is None:
         return None
     srgb = ImageCms.createProfile("sRGB")

@@ -134,7 +134,7 @@ class Picture:
     def shrink_on_load(self, size: Size) -> Box | None:
         """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
 
-        Returns the box that the picture then fills. None: the decoder has not scaled it.
+        Returns the box that the picture then fills, or None if the decoder has not scaled it.
         """
         with _decoding():
             drafted = self._image.draft(None, size)

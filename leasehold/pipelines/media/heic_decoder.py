@@ -2,7 +2,7 @@
 module.
 
 libheif had dozens of known faults in 2026. So headers/heic.py checks each file before the decoder gets it, and the
-decoder runs in the sandbox of worker/sandbox. The wheel `pi_heif` contains libheif: an old wheel has an old libheif.
+decoder runs in the sandbox of worker/sandbox. The wheel `pi_heif` contains libheif, so an old wheel has an old libheif.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OLDEST_SAFE_RELEASE = (1, 23, 4)
 
 @cache
 def load_decoder() -> bool:
-    """Register the decoder with Pillow. False: no decoder is installed, or it is too old."""
+    """Register the decoder with Pillow. Returns False if no decoder is installed, or if it is too old."""
     try:
         pi_heif: Any = import_module("pi_heif")  # an extra, whose type hints are incomplete
     except ImportError:

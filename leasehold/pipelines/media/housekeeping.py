@@ -18,11 +18,12 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
-#: A day after a picture was registered, all its upload URLs have expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is at
-#: most a day.
+#: A day after a picture was registered, all its upload URLs have expired, because LEASEHOLD_UPLOAD_UNFINISHED_SECONDS
+#: is at most a day.
 _LONGEST_UPLOAD = timedelta(days=1)
 #: The name of the duty (a loop of the worker) that deletes expired pictures without a job. The value describes what the
-#: duty did at first: it deleted only abandoned uploads. Do not change the value: rows of the quarantine contain it.
+#: duty did in its first release, when it deleted only abandoned uploads. Do not change the value, because rows of the
+#: quarantine contain it.
 JOBLESS = "abandoned_uploads"
 
 

@@ -42,7 +42,7 @@ _HEIF_BRANDS = {b"mif1", b"msf1"}
 
 
 def sniff(head: bytes) -> str | None:
-    """The content type that the first bytes show. None: the file is of no accepted type."""
+    """The content type that the first bytes show. Returns None if the file is of no accepted type."""
     for start, content_type in _STARTS:
         if head.startswith(start):
             return content_type

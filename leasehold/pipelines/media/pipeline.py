@@ -1,5 +1,5 @@
-"""Declares the media pipeline: it turns one picture into three files and the requested variants. The API imports this
-module, so it imports no heavy library.
+"""Declares the media pipeline, which turns one picture into three files and the requested variants. The API imports
+this module, so it imports no heavy library.
 
 If JPEG cannot hold the picture, the step `resize` also writes a lossless master: `resize.png` for a still with
 transparency, `resize.webp` for an animation. The step `webp` starts from the master, or else from `resize.jpg`, and

@@ -89,7 +89,7 @@ def _shrink_with_vips(image: Image.Image, size: Size) -> Image.Image:
     width, height = image.size
     mode, shared = image.mode, pixels_of(image)
     if shared is not None and mode == "RGB":
-        mode = "RGBX"  # with the padding byte: libvips is faster with four bytes than with three
+        mode = "RGBX"  # with the padding byte, because libvips is faster with four bytes than with three
     data = image.tobytes() if shared is None else shared
     pixels = pyvips.Image.new_from_memory(data, width, height, Image.getmodebands(mode), "uchar")
     try:

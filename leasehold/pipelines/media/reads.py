@@ -96,8 +96,8 @@ def _step_view(row: Mapping[str, Any]) -> StepView:
 
 
 async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> MediaView | None:
-    """Read the picture and its job. None: there is no such picture, it belongs to another tenant, or its job is deleted
-    or past its retention.
+    """Read the picture and its job. Returns None if there is no such picture, if it belongs to another tenant, or if
+    its job is deleted or past its retention.
     """
     row = await connection.fetchrow(FIND_MEDIA, media_id, tenant_id)
     if row is None:

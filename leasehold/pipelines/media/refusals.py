@@ -46,7 +46,7 @@ def too_many_frames(frames: int, limit: int) -> Permanent:
 
 
 def too_many_scans(limit: int) -> Permanent:
-    """This limit bounds the decoding time: a scan of a progressive JPEG may have few bytes, but costs a pass over all
-    pixels.
+    """This limit bounds the decoding time, because a scan of a progressive JPEG may have few bytes, but costs a pass
+    over all pixels.
     """
     return Permanent("too_many_scans", f"The JPEG has more than {limit} scans.")

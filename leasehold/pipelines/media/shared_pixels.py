@@ -37,8 +37,8 @@ class _ArrowArray(ctypes.Structure):
 
 
 def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
-    """The pixels row by row, BYTES_PER_PIXEL for each. They are valid as long as `image` exists. None: Pillow holds
-    these pixels in several blocks, or in another layout.
+    """The pixels row by row, BYTES_PER_PIXEL for each. They are valid as long as `image` exists. Returns None if Pillow
+    holds the pixels in several blocks, or in another layout.
     """
     if image.mode not in _MODES:
         return None

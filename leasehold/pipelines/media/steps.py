@@ -27,8 +27,8 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: The files of the step `resize` from which later steps may start, the best first: a lossless master (at most one is
-#: there), else the JPEG.
+#: The files of the step `resize` from which later steps may start, the best first. There is at most one lossless
+#: master. Without a master, later steps start from the JPEG.
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 
@@ -71,8 +71,8 @@ def webp(work: Work) -> Done:
 
 
 class _PreparedPicture:
-    """The frames of an original, as the outputs show them: in sRGB (RGB or RGBA), upright, no side longer than
-    `max_side`.
+    """The frames of an original, as the outputs show them. They are in sRGB (RGB or RGBA) and upright, and no side is
+    longer than `max_side`.
     """
 
     def __init__(self, original: Original, max_side: int) -> None:

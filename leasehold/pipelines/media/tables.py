@@ -18,7 +18,8 @@ media = Table(
     # INIT, UPLOADED, or FAILED if the object was refused before it had a job. Once there is a job, clients see the
     # job's state instead, as PROCESSING, READY or FAILED.
     Column("status", Text, nullable=False, server_default="INIT"),
-    # Deferred: the update that sets job_id runs before the job is inserted, in the same transaction.
+    # The foreign key is deferred, because the update that sets job_id runs before the job is inserted, in the same
+    # transaction.
     Column(
         "job_id",
         Uuid,
@@ -33,7 +34,7 @@ media = Table(
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("expires_at", _INSTANT),  # after this time a worker deletes the picture, if it has no job
-    Column("deleted_at", _INSTANT),  # when a client deleted the picture: no request reads it, and a worker removes it
+    Column("deleted_at", _INSTANT),  # when a client deleted the picture; no request reads it, and a worker removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),

@@ -85,7 +85,9 @@ async def register(
 
 
 async def extend_upload(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
-    """Let a client send to `key` for `seconds` from now. False: the upload has ended, or expires within this time."""
+    """Let a client send to `key` for `seconds` from now. Returns False if the upload has ended, or expires within this
+    time.
+    """
     extended_key = await connection.fetchval(
         EXTEND_UPLOAD, key, tenant_id, seconds, uploads.SLOWEST_TRANSFER, uploads.INSPECTION_SECONDS
     )
@@ -98,7 +100,7 @@ async def complete_upload(
     """INIT -> UPLOADED, and submit the job, in the caller's transaction. If several callers try this at once, exactly
     one of them succeeds.
 
-    None: the row is no longer INIT (read it to see why), is expired, or belongs to another tenant.
+    Returns None if the row is no longer INIT (read the row to see why), is expired, or belongs to another tenant.
     """
     if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
         return None
@@ -113,7 +115,7 @@ async def refuse_upload(
     error: Mapping[str, Any],
     keep: timedelta,
 ) -> bool:
-    """INIT -> FAILED: the object can never be processed. False: the row is no longer INIT.
+    """INIT -> FAILED, because the object can never be processed. Returns False if the row is no longer INIT.
 
     `error`: {code, message, retryable}. Housekeeping deletes the row and the object after `keep`.
     """
@@ -133,9 +135,9 @@ class Deleted:
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
-    """Any state -> deleted, in the caller's transaction: requests no longer find the picture, and its job is cancelled.
-    Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes the picture. None: the
-    tenant has no such picture.
+    """Any state -> deleted, in the caller's transaction. From now on requests no longer find the picture. Its job is
+    cancelled. Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes the
+    picture. Returns None if the tenant has no such picture.
     """
     row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
     if row is None:

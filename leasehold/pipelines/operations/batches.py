@@ -144,9 +144,9 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Retry the jobs: together where that is possible, and the others one by one. `admission` charges each retry to the
-    operation's client as a submission, and refunds a refused retry. `submitting` locks the rates before the jobs are
-    locked, as in every submission.
+    """Retry the jobs together where that is possible, and the other jobs one by one. `admission` charges each retry to
+    the operation's client as a submission, and refunds a refused retry. `submitting` locks the rates before the jobs
+    are locked, as in every submission.
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
@@ -277,7 +277,7 @@ class _Retries:
         self._outcome.hints += effects.hints
 
     async def _template_of(self, target: Target) -> TemplateVersion | None:
-        """The template of the job. None: the job is not a run. Raises NotFound or Conflict."""
+        """The template of the job, or None if the job is not a run. Raises NotFound or Conflict."""
         key = (target.row["template"], target.row["version"])
         if key not in self._templates:
             self._templates[key] = await template_of(self._context.actions, self._connection, target)
@@ -287,8 +287,8 @@ class _Retries:
 async def _act_together(
     connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[object]]
 ) -> bool:
-    """Call `act` for all jobs at once. False: one of them was refused or has an invalid row, and nothing changed; the
-    caller then acts on each job by itself.
+    """Call `act` for all jobs at once. Returns False if one of the jobs was refused or has an invalid row. Then nothing
+    has changed, and the caller acts on each job by itself.
     """
     try:
         async with connection.transaction():  # a savepoint

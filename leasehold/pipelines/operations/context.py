@@ -1,5 +1,5 @@
-"""The context that all bulk operations of a worker share: the actions on jobs (`actions`), and the limits of tenants
-(`admission`).
+"""The context that all bulk operations of a worker use. It has the actions on jobs (`actions`), and the limits of
+tenants (`admission`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class OperationContext:
 async def open_operation_context(settings: Settings, pipelines: Pipelines) -> AsyncIterator[OperationContext]:
     kinds = kinds_of(pipelines)
     job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
-    # HousekeepingContext needs a store, but the store stays closed: operations call only the hooks before deletions,
-    # and these hooks change only rows.
+    # HousekeepingContext needs a store, but the store stays closed, because operations call only the hooks before
+    # deletions, and these hooks change only rows.
     store = ObjectStore.from_settings(settings)
     context = HousekeepingContext(settings, lambda: connected(settings, "worker operations"), store)
     async with AsyncExitStack() as stack:

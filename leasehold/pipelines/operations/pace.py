@@ -22,17 +22,17 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
 
 
 def largest_batch(rate: int) -> int:
-    """The most jobs of one batch: as many as the rate allows in a tenth of a second, but at most 20. At a high rate a
-    batch may have more than 20 jobs: as many as the rate allows in a fiftieth of a second. Larger batches of retried
-    jobs would make the jobs of others wait.
+    """The most jobs of one batch. A batch may have the jobs that the rate allows in a tenth of a second, but at most
+    20. At more than 1000 jobs a second, a batch may have the jobs that the rate allows in a fiftieth of a second.
+    Larger batches of retried jobs would make the jobs of others wait.
     """
     return max(rate // 50, min(rate // 10, 20), 1)
 
 
 def pause_before(next_at: float, now: float, rate: int) -> float:
-    """Seconds until the operation may act on the next job; 0 or less: now. `next_at`: what `next_time` returned. The
-    pause is at most as long as after a batch of `largest_batch` jobs. Without this bound, a `next_at` from a clock that
-    was ahead could make the operation wait for hours.
+    """Seconds until the operation may act on the next job. If the result is 0 or less, it may act now. `next_at`: what
+    `next_time` returned. The pause is at most as long as after a batch of `largest_batch` jobs. Without this bound, a
+    `next_at` from a clock that was ahead could make the operation wait for hours.
     """
     return min(next_at - now, largest_batch(rate) / rate)
 

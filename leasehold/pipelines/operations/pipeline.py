@@ -16,13 +16,13 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state in which the operation finds its jobs. None: any state."""
+    """The state of the jobs that the operation looks for. None means any state."""
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)
 
 
-#: The delays before the step is tried again after an error: an outage of the database, or a bug. Committed batches stay
-#: committed.
+#: The delays before the step is tried again after an error (an outage of the database, or a bug). Committed batches
+#: stay committed.
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 
 

@@ -178,9 +178,9 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: there are no more targets, except jobs that were left to other workers; or `_MAX_LEFT`
-        jobs were left to them. Busy jobs (another transaction held them) are tried again when they fill a batch, or
-        when no other targets remain.
+        """The next batch. Returns None if there are no more targets except jobs that were left to other workers, or if
+        `_MAX_LEFT` jobs were left to them. Busy jobs (another transaction held them) are tried again when they fill a
+        batch, or when no other targets remain.
         """
         for left in self._progress.left:
             if _pipeline_of(left.handler) in self._pipelines_to_take:
@@ -252,7 +252,7 @@ class _OperationAttempt:
                     failpoints.reach("mid_batch")
                     await self._record_refusals(connection, outcome)
                     await self._attempt.remember(progress.note(), connection)
-            except (TooMany, Invalid) as error:  # Invalid: the batch alone exceeds a limit
+            except (TooMany, Invalid) as error:  # Invalid means that the batch alone exceeds a limit
                 if len(batch.job_ids) > 1:
                     self._size.record_refusal(len(batch.job_ids))
                     return None
@@ -334,7 +334,7 @@ class _OperationAttempt:
     # --- the canary
 
     async def _may_go_on(self) -> bool:
-        """Whether the operation may act on the next batch. False: it must wait until all canary jobs have ended. Jobs
+        """Whether the operation may act on the next batch. If not, it must wait until all canary jobs have ended. Jobs
         that a retry made run again must also have succeeded.
 
         Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. If a person
@@ -369,7 +369,8 @@ class _OperationAttempt:
 
     async def _was_stopped(self) -> bool:
         """Whether the operation has failed because of its canary. Then this attempt runs because a person retried the
-        operation. False: the attempt that wrote `passed=False` into the note died before its failure was committed.
+        operation. If the answer is False, the attempt that wrote `passed=False` into the note died before its failure
+        was committed.
         """
         async with self._attempt.connection() as connection:
             return await operations.has_failed(connection, self._attempt.task_id, _CANARY_CODES)

@@ -68,9 +68,9 @@ class _Destination:
 async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
-    """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. None: the webhook is
-    deleted, so nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever disabled the webhook
-    may enable it again.
+    """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. Returns None if the
+    webhook is deleted, because then nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever
+    disabled the webhook may enable it again.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:

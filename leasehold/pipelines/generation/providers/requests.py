@@ -45,9 +45,9 @@ class ProviderAnswer:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
-        """Whether this answer to a cancel means that the order is stopped. False: the provider answers that it cannot
-        stop the order. For any other answer, raises the error that `refusal` makes, because the order may go on and
-        cost money.
+        """Whether this answer to a cancel means that the order is stopped. Returns False if the provider answers that
+        it cannot stop the order. For any other answer, raises the error that `refusal` makes, because the order may go
+        on and cost money.
         """
         if self.is_success or self.status in _CANNOT_STOP:
             return self.is_success
@@ -180,7 +180,8 @@ def urls_in(output: Any) -> tuple[str, ...]:
             if value.startswith(("https://", "http://")) and _is_storable(value):
                 urls.append(value)
         elif isinstance(value, dict):
-            # Reversed, because `pop` takes the last: the links keep the order of the output.
+            # Add the values in reverse order, because `pop` takes the last value. So the links keep the order of the
+            # output.
             unread_values += [value["url"]] if "url" in value else reversed(value.values())
         elif isinstance(value, list):
             unread_values += reversed(value)

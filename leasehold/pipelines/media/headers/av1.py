@@ -170,7 +170,7 @@ def _leb128(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _read_sequence(bits: Bits) -> _Sequence:
-    """sequence_header_obu(), up to the last field that frame headers depend on."""
+    """Reads sequence_header_obu(), up to the last field that frame headers depend on."""
     if bits.unsigned(3) > _MAX_PROFILE:
         raise corrupt_image("a parameter of the picture is invalid")
     bits.flag()  # still_picture
@@ -207,7 +207,7 @@ def _read_sequence(bits: Bits) -> _Sequence:
 
 
 def _read_timing(bits: Bits) -> _Timing:
-    """timing_info() and decoder_model_info()."""
+    """Reads timing_info() and decoder_model_info()."""
     bits.unsigned(64)  # num_units_in_display_tick, time_scale
     has_equal_intervals = bits.flag()
     if has_equal_intervals:
@@ -233,15 +233,15 @@ def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _Operat
 
 
 def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
-    """uncompressed_header(), up to the size. None: the frame has the size of an earlier frame.
+    """Reads uncompressed_header(), up to the size. Returns None if the frame has the size of an earlier frame.
 
     The first frame must be a key frame that is shown, as the AVIF standard demands. A decoder reads the tiles of a grid
     as one stream, and this module reads each tile by itself. That is safe because each tile begins with a key frame, so
     no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # The header of a frame that is shown again ends here. `frame` is then only a stand-in: the code below reads nothing
-    # of it except `is_shown_key`, which must be False.
+    # The header of a frame that is shown again ends here. `frame` is then only a stand-in. The code below reads only
+    # its `is_shown_key`, which must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")

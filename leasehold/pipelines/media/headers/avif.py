@@ -44,7 +44,7 @@ def read(data: bytes) -> Header:
 def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
     """Check the file's items. Returns the sizes of the stills and grids."""
     heif_checks.check_bytes_to_copy(items)
-    # Items without bytes are left out: a decoder skips them, too.
+    # Items without bytes are left out, because a decoder skips them, too.
     stills = {
         number: _still_size(item, data, streams)
         for number, item in items.all.items()

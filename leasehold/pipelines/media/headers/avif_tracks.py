@@ -47,7 +47,8 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
 
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
-    """The track in the box `trak`. None: a decoder skips the track, because it is no picture or has an unknown codec.
+    """The track in the box `trak`. Returns None if a decoder skips the track, because it is no picture or has an
+    unknown codec.
 
     `samples_left`, `bytes_left`: how many samples and bytes this track may have. The limits hold for all tracks
     together.

@@ -19,4 +19,4 @@ def read(data: bytes) -> Header:
     width, height = struct.unpack_from("<ii", data, 18)
     if width < 0:
         raise corrupt_image("the width is negative")
-    return Header(width, abs(height))  # a negative height: the rows go from the top down
+    return Header(width, abs(height))  # a negative height means that the rows go from the top down

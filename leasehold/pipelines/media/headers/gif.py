@@ -52,8 +52,8 @@ def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_fi
     """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
     By the standard, an extension ends at its first empty block. Pillow reads one block, which may be empty, and then a
-    chain: blocks up to an empty one. There are two exceptions. For a comment, Pillow reads only a chain. For an
-    extension with the loop count before the first frame, Pillow reads one more block before the chain.
+    chain. A chain is all blocks up to an empty block. There are two exceptions. For a comment, Pillow reads only a
+    chain. For an extension with the loop count before the first frame, Pillow reads one more block before the chain.
 
     Returns the position after the extension, and the number of its blocks.
     """

@@ -18,8 +18,8 @@ _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
-_CHROMA_444 = 3  # the format 4:4:4 has a further bit: whether its planes are coded separately
-_MAX_HEAD_BYTES = 512  # the picture's size is within these bytes: the sub-layers before it take at most 80
+_CHROMA_444 = 3  # the format 4:4:4 has one more bit, which says whether its planes are coded separately
+_MAX_HEAD_BYTES = 512  # the picture's size is within these bytes, because the sub-layers before it take at most 80
 
 
 def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
@@ -85,7 +85,7 @@ def _sizes_in(unit: bytes) -> list[Size]:
     """The size in a sequence parameter set. Empty for any other unit."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
-    # Emulation prevention: a byte 3 after two zeroes is not content.
+    # Remove the bytes of the emulation prevention. A byte 3 after two zeroes is not content.
     bits = Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
     bits.unsigned(4)  # id of the video parameter set
     sub_layers = bits.unsigned(3)

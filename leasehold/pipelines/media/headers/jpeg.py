@@ -44,7 +44,7 @@ def read(data: bytes) -> Header:
             if scans > MAX_SCANS:
                 raise too_many_scans(MAX_SCANS)
             if is_sequential and data[content_at] == components:
-                break  # the scan has all components: the decoder stops after it, so the check can stop, too
+                break  # the scan has all components, so the decoder stops after it, and the check can stop, too
     if header is None or not scans:
         raise corrupt_image("the file ends before its pixels")
     return header

@@ -2,7 +2,7 @@
 
 Before a decoder reads the file, this module refuses codecs with a long list of faults (JPEG from before 1995, and
 codecs of vendors). It also refuses a directory whose entries name more bytes than the file has, because a decoder would
-copy the bytes of each entry. 64-bit files (BigTIFF) never reach this module: `sniff` does not accept them.
+copy the bytes of each entry. 64-bit files (BigTIFF) never reach this module, because `sniff` does not accept them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(data: bytes) -> Header:
     # A decoder decodes whole tiles, even if the picture is smaller.
     max_width, max_height = max(width, entries.get(_TILE_WIDTH, 0)), max(height, entries.get(_TILE_HEIGHT, 0))
     if width == 0 or height == 0:
-        return Header(0, 0)  # even if there are tiles: the caller refuses a picture without area
+        return Header(0, 0)  # even if there are tiles, because the caller refuses a picture without area
     is_turned = entries.get(_ORIENTATION, 1) in _SIDES_SWAPPED
     return Header(max_height, max_width) if is_turned else Header(max_width, max_height)
 
