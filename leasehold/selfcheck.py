@@ -143,7 +143,7 @@ def _check_replication(
 ) -> Finding:
     """Find what a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the
     WAL that the most advanced standby does not have yet; None: there is no standby, or this role may not read the
-    number. `reads_tail`: whether this role may read it.
+    number. `reads_tail`: whether this role may read that number.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit

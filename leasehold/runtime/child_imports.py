@@ -14,7 +14,7 @@ _under_way = False
 
 @contextmanager
 def import_of_child() -> Iterator[None]:
-    """`with import_of_child():` imports a user's program for the tasks that this child process runs."""
+    """Use this around the import of a user's program for the tasks that this child process runs."""
     global _under_way  # noqa: PLW0603 - imports may run in any thread: the process has one mark
     before, _under_way = _under_way, True
     try:

@@ -41,7 +41,7 @@ def contained(error: BaseException) -> RuntimeError:
 async def call_in_thread(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Call a function that is not the platform's own in a thread. `contained` replaces errors that must not leave the
+    """Call, in a thread, a function that is not the platform's own. `contained` replaces errors that must not leave the
     thread. With asyncio.to_thread alone, the caller would wait for ever if the function raised StopIteration.
     """
 
@@ -79,14 +79,14 @@ def exits_contained() -> Iterator[None]:
         yield
     finally:
         factory.users -= 1
-        # Leave a factory that the program has set meanwhile.
+        # Do not remove a factory that the program has set meanwhile.
         if not factory.users and loop.get_task_factory() is factory:
             loop.set_task_factory(factory.of_program)
 
 
 class _TaskFactory:
-    """A task factory of asyncio. `of_program`: the factory that makes the tasks; None: asyncio's own class does.
-    `users`: the blocks of `exits_contained` that need this factory.
+    """A task factory of asyncio. `of_program`: the factory that makes the tasks; None: asyncio's own class Task makes
+    them. `users`: the blocks of `exits_contained` that need this factory.
     """
 
     def __init__(self, of_program: Callable[..., Any] | None) -> None:

@@ -82,7 +82,7 @@ class Periodic:
         except asyncio.CancelledError as error:
             if being_cancelled():
                 raise
-            return self._after_outage(error)  # aio-pika raises it when the connection ends during a publish
+            return self._after_outage(error)  # aio-pika raises CancelledError when the connection ends during a publish
         if self._logged_kinds:
             log.info("a duty works again", duty=self.name, after_seconds=round(self._clock() - self._failing_since, 1))
         self._failures = self._answered = 0
@@ -91,8 +91,8 @@ class Periodic:
         return self._every if pause is None else pause
 
     def _after_outage(self, error: BaseException) -> float:
-        """Record an outage, which the process logs once for all duties; or an error of the duty, if others get answers.
-        Returns the pause until the next turn.
+        """Record an outage, which the process logs once for all duties. If others get answers, record an error of the
+        duty instead. Returns the pause until the next turn.
         """
         outage = outage_of(error)
         if self._is_at_fault(outage):
@@ -144,8 +144,8 @@ _MAX_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
-    """The error, if it is the first of its kind in this duty, so that the caller logs its traceback. Otherwise None.
-    Also None if the process has had `_MAX_LOGGED` kinds of errors.
+    """Returns the error if it is the first of its kind in this duty, so that the caller logs its traceback. Otherwise,
+    and after `_MAX_LOGGED` kinds of errors in this process, returns None.
     """
     kind = f"{duty} {kind_of(error)}"
     if kind in _kinds_logged_by_process or len(_kinds_logged_by_process) >= _MAX_LOGGED:

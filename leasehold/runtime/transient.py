@@ -1,4 +1,4 @@
-"""Transient errors of PostgreSQL: the same statement may succeed on a new connection."""
+"""Transient errors of PostgreSQL, after which the same statement may succeed on a new connection."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ class PresentedKey:
 class StoredKey:
     """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within the last minute.
 
-    `quota_key`: the name under which rates and quotas are counted. A key and the keys rotated from it share this name.
+    `quota_key`: the name under which rates and quotas are counted. A key and the keys rotated from it have the same
+    `quota_key`.
     """
 
     id: UUID

@@ -236,7 +236,7 @@ class Egress:
         the status and the headers count; then a body that is too large, or does not end, is no error. `lookups`: this
         list gets the future of each name resolution, because the thread of the resolution may outlast the request.
 
-        Raises EgressRefused, also after one redirect too many; EgressFailed; AnswerTooLarge.
+        Raises EgressRefused (also after one redirect too many), EgressFailed or AnswerTooLarge.
         """
         async with self._open_answer(method, url, headers or {}, content, timeout, redirects, lookups) as answer:
             if not reads_body:
@@ -258,7 +258,7 @@ class Egress:
     ) -> Downloaded:
         """GET `url` into the file `path`, at most `max_bytes`, all within `timeout` seconds.
 
-        The file is written only when the status is 200. Raises EgressRefused; EgressFailed; AnswerTooLarge.
+        The file is written only when the status is 200. Raises EgressRefused, EgressFailed or AnswerTooLarge.
         """
         async with self._open_answer("GET", url, headers or {}, b"", timeout, redirects) as answer:
             if answer.status_code != _OK:

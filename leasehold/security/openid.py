@@ -190,7 +190,7 @@ class OpenId:
         return self._configuration
 
     def _endpoint(self, configuration: Mapping[str, Any], name: str) -> str:
-        """An endpoint of the configuration. It may use plain http only if the issuer's own URL does."""
+        """An endpoint of the configuration. The endpoint may use plain http only if the issuer's own URL does."""
         url = configuration.get(name)
         schemes = ("https://", "http://") if self.issuer.startswith("http://") else ("https://",)
         if not isinstance(url, str) or not url.startswith(schemes):

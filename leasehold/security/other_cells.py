@@ -83,8 +83,9 @@ class CellHolding(BaseModel):
 
 
 State: TypeAlias = Literal["ready", "not_ready", "silent"]
-#: Why a cell that answers has not reported its load. `no_key`: this cell has no key for it. `key_refused`: it refused
-#: the key. `not_understood`: its answer has another form. `another_cell`: it has another name.
+#: Why another cell, although it answers, has not reported its load. `no_key`: this cell has no key for the other cell.
+#: `key_refused`: the other cell refused the key. `not_understood`: its answer has another form. `another_cell`: it has
+#: another name than the map says.
 Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another_cell"]
 
 
@@ -259,7 +260,9 @@ class OtherCells:
         return [answer for request in requests if (answer := request.answer) is not None]
 
     def _current_request(self, cell: str, address: str) -> _Request:
-        """The shared request to the cell. If there is none, or its time is over, a new request."""
+        """The request to the cell that several API requests use. If there is no such request, or if its time is over,
+        this method begins a new one.
+        """
         request = self._requests.get((cell, address))
         if request is not None and not request.is_over:
             return request
@@ -317,7 +320,7 @@ class OtherCells:
 
 
 class _Request:
-    """A request to one cell, which several requests to this API share. `previous`: the cell's answer to the previous
+    """A request to one cell. Several requests to this API use its answer. `previous`: the cell's answer to the previous
     request; None: there is none.
     """
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef, MultipartUploadTypeDef
 
 
-#: Larger files get a multipart upload.
+#: A file of more bytes than this gets a multipart upload.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
@@ -394,7 +394,7 @@ class ObjectStore:
     async def _pieces(
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignore_answer, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
-        """The object in pieces of a megabyte. `first`: only the first bytes, this number of them; 0: all bytes.
+        """The object in pieces of a megabyte. `first`: how many bytes to read from the beginning; 0: all bytes.
         `on_answer` gets the store's answer before the first piece.
         """
         byte_range: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}

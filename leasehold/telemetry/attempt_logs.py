@@ -111,7 +111,9 @@ class Recorder:
         return self._dropped > 0
 
     def resume(self, lines: int, size: int) -> None:
-        """Count lines that the attempt has logged before. `lines`: their number; `size`: their bytes."""
+        """Count the lines that the attempt has logged in earlier recorders, too. `lines`: their number; `size`: their
+        bytes.
+        """
         self.lines, self.bytes = lines, size
 
     def add(
@@ -161,7 +163,9 @@ class Recorder:
             self.on_first()
 
     def take(self) -> tuple[int, list[bytes]]:
-        """The lines since the last call, each as JSON, and the number of the first of them, from 1."""
+        """Returns two values: the number of the first line (the recorder's first line has the number 1), and the lines
+        since the last call, each as JSON.
+        """
         with self._lock:
             lines, self._lines = self._lines, []
             first_number = self._written + 1

@@ -33,7 +33,9 @@ GROUP BY kind, server_id, status
 
 
 def questions() -> list[Question]:
-    """The exporter's statements about generations. The kind of work `generation` names this function as `questions`."""
+    """The exporter's statements about generations. The declaration of the kind of work `generation` names this function
+    in its field `questions`.
+    """
     return [Question("generations", GENERATIONS, (CAP,), _families)]
 
 

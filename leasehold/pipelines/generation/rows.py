@@ -30,7 +30,7 @@ _CONDEMNED = "'-infinity'::timestamptz"
 _DELETION_SECONDS = 1
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
-#: `holders` (which jobs have a given order of a provider?) searches at most this many generations.
+#: `holders`, which finds the jobs that have a given order, searches at most this many generations.
 MAX_SEARCHED = 10_000
 
 
@@ -42,7 +42,7 @@ _HAS_INTENT = """EXISTS (SELECT FROM task s JOIN note n ON n.task_id = s.id
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
     """`task_id`: the client's own id of the order, and not the id of a row of `task`. `server_id`: the label of the
-    workers that may submit the order. `request_hash`: equal for a repetition of the same order.
+    workers that may submit the order. `request_hash`: a hash that is the same if a client repeats the same order.
     """
 
     job: NewJob
@@ -351,7 +351,7 @@ async def condemn_source(connection: Connection, key: str) -> bool:
 
 
 async def forget_sources(connection: Connection, keys: Sequence[str]) -> None:
-    """Delete the rows of the condemned images among `keys`. The duty has deleted their objects before."""
+    """Delete the rows of the condemned images among `keys`. The duty has already deleted their objects."""
     await connection.execute(
         f"DELETE FROM source_image WHERE key = ANY($1::text[]) AND expires_at = {_CONDEMNED}", list(keys)
     )

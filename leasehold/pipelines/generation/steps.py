@@ -193,7 +193,7 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
         await attempt.write_file(f"{number}.{extension}", path, content_type)
         return None
     finally:
-        path.unlink(missing_ok=True)  # stored or not: the disk holds one file at a time
+        path.unlink(missing_ok=True)  # in any case, so that the disk holds only one file at a time
 
 
 def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
@@ -248,8 +248,8 @@ def _too_late_message(note: dict[str, Any]) -> str:
 
 
 async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note: dict[str, Any]) -> Permanent:
-    """Write `note` with the provider's own code, which the API shows. An attempt reads `note` after a retry of the job.
-    Returns the error to raise.
+    """Write `note` with the provider's own code, which the API shows. After a retry of the job, the next attempt reads
+    this note. Returns the error to raise.
     """
     await attempt.remember(note | {"fail_code": error.fail_code})
     return _final_error(note, error.code, error.message)

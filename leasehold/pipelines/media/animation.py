@@ -25,7 +25,8 @@ class Animation(Image.Image):
     the animation is shown; 0: for ever. Plays and times are cut to what a WebP file can have.
 
     Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before
-    the list is complete. Pillow reads the entry of a frame after its `seek` to the frame, when the entry exists.
+    the list is complete. That is safe, because Pillow reads the entry of a frame only after it has called `seek` for
+    this frame. Then the entry exists.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:
@@ -59,8 +60,8 @@ class Animation(Image.Image):
         return image
 
     def _longest_ms(self, index: int) -> int:
-        """The longest time for which this frame may be shown. Of the longest animation, this time leaves SHORTEST_MS
-        for each later frame, because the encoder drops a frame that is shown for no time.
+        """The longest time for which this frame may be shown. It is so short that each later frame can still be shown
+        for SHORTEST_MS, because the encoder drops a frame that is shown for no time.
         """
         later_frames = self.n_frames - index - 1
         return min(_LONGEST_FRAME_MS, _LONGEST_ANIMATION_MS - sum(self.durations) - later_frames * SHORTEST_MS)

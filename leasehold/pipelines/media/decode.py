@@ -123,7 +123,7 @@ class Picture:
 
     @property
     def plays(self) -> int:
-        """How often the animation is played. 0: for ever."""
+        """How often the animation is played. 0 means for ever."""
         loop = self._image.info.get("loop")
         if not self._is_gif:
             return loop if isinstance(loop, int) else _FOREVER

@@ -79,8 +79,8 @@ class _PreparedPicture:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. The decoder rounds the sides up, so the picture may end
-        # within the last pixels. The box is the part that the picture fills.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. The decoder rounds the sides up, so the picture may fill
+        # only a part of the last row or column of pixels. The box is the area that the picture fills.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)

@@ -201,7 +201,7 @@ class _Retries:
 
     async def _is_without_code(self, target: Target) -> bool:
         """Whether this process lacks the code of the job. The code is the job's pipeline. For a run, a template that
-        its tenant wrote suffices.
+        its tenant wrote is enough.
 
         Exception: the answer is False for a job that is no run, and whose pipeline is not in `operation.pipelines`,
         because the operation may not change this job. Such a job is a target only because this process does not know
@@ -221,8 +221,9 @@ class _Retries:
         return False
 
     async def retry_together(self, targets: Sequence[Target], tenant_id: str) -> set[UUID]:
-        """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.
-        If one of them is refused or has an invalid row, this function changes nothing and returns no ids.
+        """Retry the jobs that can be retried together, and return their ids. The caller retries all other jobs one by
+        one. If one of the jobs to retry together is refused or has an invalid row, this function changes nothing and
+        returns no ids.
         """
         joint_targets = await self._jobs_to_retry_together(targets, tenant_id)
         revive_all = partial(self._revive_together, joint_targets)

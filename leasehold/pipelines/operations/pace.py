@@ -6,8 +6,8 @@ from leasehold.pipelines.operations.pipeline import Action
 from leasehold.settings import Settings
 
 #: An operation that is late may act faster than its rate, until it has made up for at most this many seconds. So it
-#: keeps its rate, although each batch takes time and each sleep lasts a little too long. It does not make up for the
-#: rest of a longer pause.
+#: keeps its rate, although each batch takes time and each sleep lasts a little too long. After a longer pause, the
+#: operation does not make up for the rest of it.
 CATCH_UP_SECONDS = 0.1
 
 

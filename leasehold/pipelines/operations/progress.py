@@ -17,7 +17,7 @@ from leasehold.transitions.operations import Refusal
 
 
 class Count(BaseModel):
-    """The number of jobs that matched when the operation began. `exact` False: the number is an estimate."""
+    """The number of jobs that matched when the operation began. `exact`: False if the number is an estimate."""
 
     n: int
     exact: bool
@@ -34,8 +34,8 @@ class Busy(BaseModel):
 
 
 class Left(BaseModel):
-    """Jobs of one tenant that the operation has left to a worker with their code. `handler`: a `pipeline.step` of that
-    code.
+    """Jobs of one tenant that the operation has left to a worker with their code. `handler`: the name (`pipeline.step`)
+    of one handler of this code.
     """
 
     handler: str

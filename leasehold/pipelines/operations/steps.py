@@ -105,7 +105,7 @@ class _OperationAttempt:
         self._context: OperationContext = attempt.opened
         self._ends_at = monotonic() + _ATTEMPT_SECONDS
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
-        #: What `before` and `walked` of the progress become once the operation has acted on all `_targets`.
+        #: The values that `before` and `walked` of the progress get once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
         #: This attempt acts on those jobs in `left` of the progress whose pipelines are in this set. Of each of these
         #: pipelines, this process has the code, or no worker has it.
@@ -168,7 +168,7 @@ class _OperationAttempt:
         operation, kinds = self._operation, self._context.actions.kinds
         try:
             job_filter = parse(operation.filter, operation.at)
-        except Invalid as error:  # a newer release accepted the filter, and this one cannot read it
+        except Invalid as error:  # a newer release accepted the filter, and this release cannot read it
             raise Permanent(error.code, error.message) from None
         # `owned`: the pipelines that belong to a kind of work; `others`: the pipelines that belong to none.
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
@@ -204,7 +204,7 @@ class _OperationAttempt:
                 self._attempt.checkpoint()
 
     def _busy_batch(self) -> _Batch:
-        """A batch of busy jobs of one tenant: the tenant of the first busy job."""
+        """A batch of busy jobs. All are of the tenant of the first busy job."""
         tenant_id = self._progress.busy[0].tenant_id
         busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
         return self._repeated_batch(busy_ids, tenant_id, pause=_BUSY_SECONDS)

@@ -1,4 +1,4 @@
-"""The delivery context, which all deliveries of one worker share. It has an HTTP client that never connects to private
+"""The delivery context, which all deliveries of one worker use. It has an HTTP client that never connects to private
 addresses, the keys that seal (encrypt) secrets, and limits for tenants and hosts.
 """
 

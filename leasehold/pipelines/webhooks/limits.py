@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-#: "tenant" or "host", and the name.
+#: The kind of limit ("tenant" or "host"), and the name of the tenant or host.
 _Key: TypeAlias = tuple[str, str]
 
 

@@ -68,9 +68,9 @@ class _Destination:
 async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
-    """Read the secrets, and the URL of the webhook or, without `webhook_id`, of the callback. Returns None if the
-    webhook is deleted, because then nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever
-    disabled the webhook may enable it again.
+    """Read the secrets and the URL. Without `webhook_id`, the URL is the callback URL. Returns None if the webhook is
+    deleted, because then nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever disabled
+    the webhook may enable it again.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
@@ -122,7 +122,7 @@ async def _send(
     body: bytes,
     lookups: list[Future[Any]],
 ) -> Answer:
-    # `message`: the id of the first delivery, if this one repeats it; None: this is the first.
+    # `message`: the id of the first delivery, if this delivery repeats it; None: this is the first delivery.
     message_id, timestamp = f"msg_{attempt.params.message or attempt.job_id}", int(time())
     secrets = [delivery_context.sealing.open(secret) for secret in destination.sealed_secrets]
     headers = {

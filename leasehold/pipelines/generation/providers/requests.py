@@ -56,7 +56,7 @@ class ProviderAnswer:
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
         """The error for this answer. Call it for a successful status only if the body is not as documented.
 
-        `message`, `fail_code`: the provider's own, if the answer has them.
+        `message`, `fail_code`: the provider's own message and code, if the answer has them.
         """
         text = f"The provider answered {self.status}" + (f": {message[:_MAX_MESSAGE_CHARACTERS]}" if message else ".")
         if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
@@ -70,7 +70,7 @@ class ProviderAnswer:
 
 class RequestSender:
     """Sends requests over reused connections. But a request that buys something gets a new connection, because a reused
-    connection may be dead. Then it would be unknown whether the request arrived.
+    connection may be dead. On a dead connection it would be unknown whether the request arrived.
     """
 
     def __init__(self, reusing: Egress, not_reusing: Egress) -> None:
@@ -169,7 +169,7 @@ def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
     A text that is not a link is skipped. For example, the provider Ark writes a message in place of a refused picture.
-    A text that PostgreSQL cannot store is skipped, too. This function does not call itself, because the provider
+    A text that PostgreSQL cannot store is skipped, too. This function has a loop and no recursion, because the provider
     decides how deep its answer is nested.
     """
     urls: list[str] = []

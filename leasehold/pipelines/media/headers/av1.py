@@ -29,7 +29,7 @@ _REFERENCES, _SLOTS = 7, 8  # the frames that a frame refers to, and the slots i
 _ALL_SLOTS = 0xFF
 _MAX_PROFILE = 2
 _FIRST_LEVEL_WITH_TIERS = 8
-_MAX_HEAD_BYTES = 512  # every field that is read is within these bytes: 32 operating points take at most 356
+_MAX_HEAD_BYTES = 512  # every field that is read is within these bytes, because 32 operating points take at most 356
 _MAX_LENGTH_BYTES = 8
 
 

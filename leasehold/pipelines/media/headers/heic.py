@@ -58,7 +58,7 @@ def _check_chains(items: Items) -> None:
 
 def _still_size(item: Item, data: bytes) -> hevc.Size:
     """The declared size of a still. Raises Permanent if the item's content has a size that is larger by a block or
-    more. Less is allowed, because a coded picture is filled up to whole blocks.
+    more. A smaller difference is allowed, because a coded picture is filled up to whole blocks.
     """
     width, height = heif_checks.declared_size(item, data)
     configuration = item.property(b"hvcC")

@@ -14,7 +14,8 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 _WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 259, 274, 322, 323
 _TAGS = {_WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT}
-#: Uncompressed, fax (2, 3, 4), LZW, JPEG, Deflate (8 and its old number), PackBits.
+#: The accepted codecs: uncompressed (1), fax (2, 3, 4), LZW (5), JPEG (7), Deflate (8 and its old number 32946),
+#: PackBits (32773).
 _CODECS = {1, 2, 3, 4, 5, 7, 8, 32946, 32773}
 #: The number of a field's type -> bytes of one value.
 _BYTES_BY_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
