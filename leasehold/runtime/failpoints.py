@@ -57,6 +57,7 @@ class _Armed:
     countdown: int
 
 
+#: The name of a point -> its armed failpoint.
 _armed: dict[str, _Armed] = {}
 
 

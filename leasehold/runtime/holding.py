@@ -24,6 +24,8 @@ from leasehold.telemetry.meters import counter
 log = structlog.get_logger(__name__)
 
 _BorrowedConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
+#: The connections that the current task has borrowed, or inherited from the task that created it. Some of them may have
+#: been released.
 _borrowed: ContextVar[tuple[_BorrowedConnection, ...]] = ContextVar("borrowed", default=())
 
 HELD = counter(

@@ -60,6 +60,7 @@ SET cron = excluded.cron, timezone = excluded.timezone, payload_template = exclu
                       ELSE clock_timestamp() END
 """
 
+# Pauses the enabled schedules of the app $2 whose templates are not among $3, the templates that the code declares.
 _PAUSE_OTHERS = f"""
 -- schedules_undeclared
 UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = '{UNDECLARED}',
@@ -69,6 +70,7 @@ RETURNING template
 """
 
 
+# The apps among $1 that are not in quarantine.
 _TRY_NOW = f"""
 -- schedule_apps
 SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
@@ -98,6 +100,8 @@ def _role_prefix(tenant_id: str) -> str:
     return f"schedules of {tenant_id} "  # a tenant's name has no space
 
 
+# The apps that have a writer (a worker that leads the app's role and does not drain). $1: the text with which the roles
+# of all apps of the tenant begin.
 _WRITTEN_APPS = """
 -- schedule_writers
 SELECT substr(l.role, length($1) + 1) AS app, l.until FROM leadership l

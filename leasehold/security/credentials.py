@@ -24,6 +24,7 @@ from leasehold.domain.concurrency_limit import EVERYBODY
 from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.ids import new_id
 
+#: A key. The groups are the cell (None: no cell), the prefix and the secret.
 _KEY = re.compile(r"lh_(?:([a-z0-9]{1,11})_)?([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"

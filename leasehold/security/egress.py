@@ -50,6 +50,7 @@ _MAX_PORT = 65_535
 _CONNECT_SECONDS = 5.0
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
 _OK = 200
+#: The number of bytes in `Downloaded.head`.
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
 #: An Egress keeps connections to at most this many hosts. Each request to a further host gets a new connection.
@@ -162,8 +163,8 @@ def _keep_urls_out_of_logs() -> None:
 class Egress:
     """An HTTP client for URLs from outside; use it with `async with`.
 
-    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the number of
-    idle connections that it keeps. Use this only when one host gets many requests.
+    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the most idle
+    connections that it keeps to one host. Use this only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:

@@ -118,6 +118,7 @@ class OpenId:
             claims = await self._read_userinfo(configuration, tokens, str(claims["sub"])) | claims
         return _identity_of(self.issuer, claims, groups_claim)
 
+    # Exchange the code of the callback for tokens. Returns the body of the provider's answer.
     async def _exchange(
         self, configuration: Mapping[str, Any], flow: Flow, redirect_uri: str, code: str
     ) -> dict[str, Any]:

@@ -195,6 +195,7 @@ async def ask(
 _Response: TypeAlias = tuple[int, bytes] | None
 
 
+# Returns the load and None, or None and the reason why there is no load.
 def _load_of(cell: str, response: _Response, *, has_key: bool) -> tuple[CellLoad | None, Because | None]:
     if not has_key:
         return None, "no_key"

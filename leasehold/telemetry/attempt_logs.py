@@ -243,6 +243,7 @@ class Source(Protocol):
     def recorder(self) -> Recorder: ...
 
 
+#: The object whose recorder gets the lines of the current context; None: no recorder gets them.
 _source: ContextVar[Source | None] = ContextVar("recorder", default=None)
 
 

@@ -27,6 +27,7 @@ from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.pixels import Box, Size, plain
 from leasehold.pipelines.media.refusals import corrupt_image, more_pixels_than_accepted
 
+#: Content type -> the name of its decoder in Pillow.
 _DECODERS = {
     "image/jpeg": "JPEG",
     "image/png": "PNG",

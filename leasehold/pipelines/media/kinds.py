@@ -27,6 +27,7 @@ HEIC = {"image/heic", "image/heif"}
 #: `sniff` reads at most this many bytes from the beginning, so a ranged GET of this size is enough.
 HEAD_BYTES = 256
 
+#: The first bytes of a file, and the content type that they show.
 _STARTS = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -36,6 +37,7 @@ _STARTS = (
     (b"MM\0*", "image/tiff"),
 )
 _BMP_HEADER_BYTES = 26  # the file header and the shortest header of a picture
+#: The header of an ISO base media file names its formats by brands. The brands of HEIF are generic.
 _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"}
 _HEIF_BRANDS = {b"mif1", b"msf1"}

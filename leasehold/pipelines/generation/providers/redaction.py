@@ -12,6 +12,7 @@ from leasehold.domain.storable import storable_text
 from leasehold.pipelines.generation.provider import Provider, ProviderError
 from leasehold.pipelines.generation.wrapped import Wrapped
 
+#: A URL with a query or a fragment. Group 1 is the URL without them.
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
 #: Shorter parts of a credential are not hidden, because they also occur in harmless text.
 _MIN_PART_CHARACTERS = 4

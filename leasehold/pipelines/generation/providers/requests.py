@@ -20,6 +20,7 @@ from leasehold.settings import Settings
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
+#: The most idle connections that a RequestSender keeps to one host, for reuse.
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
 #: An HTTP status -> the code of NoAccess.

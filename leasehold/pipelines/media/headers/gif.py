@@ -11,8 +11,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 BLOCKS_ALWAYS_ALLOWED = 100_000
 MIN_BLOCK_BYTES = 64  # encoders write blocks of 255 bytes
 
-_EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
-_COMMENT, _APPLICATION = 0xFE, 0xFF
+_EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B  # the first byte of each part of the file
+_COMMENT, _APPLICATION = 0xFE, 0xFF  # labels of extensions
 _LOOP = b"NETSCAPE2.0"  # the name of the extension with the loop count
 
 

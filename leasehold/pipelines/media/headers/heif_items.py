@@ -10,7 +10,7 @@ from leasehold.pipelines.media.headers.boxes import Box, boxes
 from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
-MAX_BOXES = 5000
+MAX_BOXES = 5000  # side by side in the file, or directly inside one box
 #: The most pieces of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many
 #: pieces.
 MAX_PIECES = 20_000

@@ -15,7 +15,7 @@ Size = tuple[int, int]  # width and height in pixels
 MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
 # Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
-_SEQUENCE_PARAMETERS = 33
+_SEQUENCE_PARAMETERS = 33  # the kind of the units that have the size of pictures
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
 _CHROMA_444 = 3  # the format 4:4:4 has one more bit, which says whether its planes are coded separately
