@@ -10,8 +10,8 @@ _Result = TypeVar("_Result")
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Run the coroutines at once, and return their results in order. After the first error, cancel the others, wait
-    until they have ended, and raise the error.
+    """Run the coroutines at once, and return their results in order. After the first error, cancel the other
+    coroutines, wait until they have ended, and raise the error.
 
     This is not a TaskGroup, because a TaskGroup raises an ExceptionGroup, and callers match the error by its type.
     """

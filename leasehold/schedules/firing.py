@@ -384,8 +384,8 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
 def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
     """The due ticks of one firing that become runs: those on time, and the missed ticks that the catch-up policy
     allows. The policy `one` allows the latest missed tick, and only if no tick is on time. All other ticks that are due
-    become no runs, and cost nothing, however many they are. Also returns whether further ticks become runs. The next
-    firing submits those.
+    become no runs, and cost nothing, however many they are. Also returns whether further due ticks become runs, which
+    the next firing submits.
     """
     now, expression, timezone = schedule["now"], schedule["cron"], schedule["timezone"]
     first_tick, window = schedule["next_run_at"], timedelta(seconds=schedule["catch_up_seconds"])

@@ -1,10 +1,10 @@
 """Decides whether an IP address belongs to the public Internet. Egress, the HTTP client for outside addresses, refuses
-all others.
+all other addresses.
 
-The tables are written out, because Python's own tables differ between its versions.
-Source: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025.
-A special-purpose range is refused even if the registry calls it globally reachable. Such a range has the anycast
-addresses of a protocol (AS112, AMT, PCP, TURN), which receive no webhooks and serve no files.
+The tables are written out, because Python's own tables differ between its versions. Source: IANA IPv4 and IPv6
+Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025. A special-purpose range is
+refused even if the registry calls it globally reachable. Such a range has the anycast addresses of a protocol (AS112,
+AMT, PCP, TURN), which receive no webhooks and serve no files.
 """
 
 from __future__ import annotations

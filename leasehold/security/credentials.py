@@ -104,7 +104,7 @@ def _hash(secret: str) -> bytes:
 
 
 def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
-    """Whether the caller's secret is that of the stored key. The call takes the same time when `stored` is None."""
+    """Whether the caller's secret is the secret of the stored key. The call takes the same time if `stored` is None."""
     expected = stored.secret_hash if stored is not None else _HASH_OF_NO_KEY
     is_equal = hmac.compare_digest(_hash(presented.secret), expected)
     return is_equal and stored is not None

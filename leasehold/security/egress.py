@@ -172,8 +172,8 @@ class Egress:
         self._allowed = allowed
         self._keepalive = keepalive
         #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps none. A client finds a
-        #: kept connection by its IP address, but the certificate was checked for one host name. So hosts at the same
-        #: address must not share a connection.
+        #: kept connection by its IP address, but the certificate was checked for one host name. So two hosts must not
+        #: use the same connection, even if they have the same address.
         self._clients: dict[str, httpx2.AsyncClient] = {}
 
     @classmethod

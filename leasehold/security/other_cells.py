@@ -118,8 +118,8 @@ class Found:
 
 
 class CellKeys:
-    """The keys with which this cell asks the others. If the setting names a file, a changed file is read again. While
-    the file has no valid keys, the last keys stay in force.
+    """The keys with which this cell asks the other cells. If the setting names a file, a changed file is read again.
+    While the file has no valid keys, the last keys stay in force.
     """
 
     def __init__(self, secret: SecretStr) -> None:

@@ -436,8 +436,8 @@ class ObjectStore:
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def abort_uploads(self, prefix: str, *, older_than: timedelta | None = None) -> int:
-        """Abort the multipart uploads below `prefix`. `older_than`: only those that began at least that long ago by
-        this process's clock; None: all. Returns their number.
+        """Abort the multipart uploads below `prefix`. `older_than`: abort only uploads that began at least this long
+        ago by this process's clock; None: all uploads. Returns their number.
         """
         if older_than is None:
             return await self._abort_uploads(prefix, lambda _upload: True)
@@ -445,8 +445,8 @@ class ObjectStore:
         return await self._abort_uploads(prefix, lambda upload: upload["Initiated"] <= began_before)
 
     async def abort_uploads_to(self, key: str) -> int:
-        """Abort the multipart uploads to this key, and none to a longer key that begins with it. Returns their
-        number.
+        """Abort the multipart uploads to this key, but no upload to a longer key that begins with this key. Returns
+        their number.
         """
         return await self._abort_uploads(key, lambda upload: upload["Key"] == key)
 

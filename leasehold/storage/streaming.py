@@ -46,7 +46,7 @@ class Upload:
     nothing is stored. `write` and `finish` raise StoreErrors.
 
     `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for(size)`: the timeout of a
-    request that sends `size` bytes. `only_new`: store the object only if the key has none.
+    request that sends `size` bytes. `only_new`: store the object only if the key has no object yet.
     """
 
     def __init__(

@@ -325,9 +325,9 @@ async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Ma
 
 
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
-    """The keys of expired source images, without those in quarantine and those of a tenant that moves to another cell
-    (another installation). For each key the duty calls `condemn_source` and deletes the object; then it calls
-    `forget_sources`.
+    """The keys of expired source images. Images in quarantine, and images of a tenant that moves to another cell
+    (another installation), are left out. For each key the duty calls `condemn_source` and deletes the object; then it
+    calls `forget_sources`.
     """
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"

@@ -7,7 +7,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms
 
-MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the large ICC profiles, those for offset presses, have 2.7 MB
+MAX_PROFILE_BYTES = 4 * 1024 * 1024  # large ICC profiles, for example for offset presses, have 2.7 MB
 
 # How a colour that sRGB does not have becomes a colour of sRGB.
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC

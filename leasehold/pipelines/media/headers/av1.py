@@ -1,10 +1,10 @@
 """Reads the sizes of the frames of an AV1 stream, for the AVIF reader. A decoder allocates memory by these sizes, not
 by the sizes in the container.
 
-The sequence header has the size of most frames. A frame header may have another size. The standard forbids a larger
-size than that of the sequence, but decoders accept it. So this module reads the sequence header, and each frame header
-up to the size. It must read or skip every field before the size, because the length of a field may depend on earlier
-fields. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
+The sequence header has the size of most frames. A frame header may have another size. The standard forbids a frame that
+is larger than the sequence's size, but decoders accept such a frame. So this module reads the sequence header, and each
+frame header up to the size. It must read or skip every field before the size, because the length of a field may depend
+on earlier fields. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The first fields of a frame header. `is_resilient`: the header does not depend on those of earlier frames."""
+    """The first fields of a frame header. `is_resilient`: the header does not depend on earlier headers."""
 
     kind: int
     is_shown: bool

@@ -32,7 +32,7 @@ def check_bytes_to_copy(items: Items) -> None:
 
 
 def declared_size(item: Item, data: bytes) -> Size:
-    """The size in the item's properties. Raises Permanent `corrupt_image` if there is none."""
+    """The size in the item's properties. Raises Permanent `corrupt_image` if the properties have no size."""
     size_property = item.property(b"ispe")
     if size_property is None:
         raise corrupt_image("an item has no size")

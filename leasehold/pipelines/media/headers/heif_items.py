@@ -15,7 +15,7 @@ MAX_BOXES = 5000  # side by side in the file, or directly inside one box
 #: pieces.
 MAX_PIECES = 20_000
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
-_IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box
+_IN_FILE, _IN_DATA = 0, 1  # where the positions of an item's pieces begin: at the file, or at its `idat` box
 
 
 @dataclass(slots=True)
