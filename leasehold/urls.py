@@ -63,9 +63,9 @@ class BrokerTls:
         self.context = _broker_tls(name, query)
 
     def read_again(self) -> None:
-        """Read the files again, because they may have been renewed. Raises BadSetting if they cannot be used (the
-        certificate is renewed, and its key is not yet), and then keeps `context`. Without a file of authorities, this
-        reads those of the system, for some 40 ms.
+        """Read the files again, because they may have been renewed. If they cannot be used (for example, because the
+        certificate is renewed and its key is not yet), keep `context` and raise BadSetting. Without a file of
+        authorities, this reads those of the system, which takes some 40 ms.
         """
         self.context = _broker_tls(self._name, self._query)
 
@@ -223,8 +223,8 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the URL. Raises BadSetting for a repeated parameter, and for an unknown one: it may be a
-    misspelt `sslmode`. `advice`: parameter -> what to write instead of the repeated parameter.
+    """The parameters of the URL. Raises BadSetting for a repeated parameter. Also raises it for an unknown parameter,
+    because it may be a misspelt `sslmode`. `advice`: parameter -> what to write instead of repeating the parameter.
     """
     pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # libpq does not read a + as a space
     names = [key for key, _ in pairs]
@@ -239,7 +239,7 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mappi
 
 
 def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. `port_list`: the default ports: one for all hosts, or one for each."""
+    """(host, port) of each host. `port_list`: one default port for all hosts, or one for each host."""
     entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
     if entries and len(ports) not in (1, len(entries)):
         raise BadSetting(name, "port= has one port for all hosts, or one for each")

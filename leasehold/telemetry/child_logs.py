@@ -16,8 +16,8 @@ _CHILD_LOG = logging.getLogger("leasehold.child")
 
 
 def structlog_by_logging() -> None:
-    """In a child: let structlog log by `logging`, whose lines the child sends to its worker. Otherwise structlog prints
-    its lines.
+    """Let structlog log through `logging`. Call this in a child: it sends the lines of `logging` to its worker, but
+    without this call structlog only prints its lines.
     """
     import structlog  # noqa: PLC0415 - a worker has its own configuration
 
@@ -52,9 +52,9 @@ def log_line(
     child: int,
     fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Log the line in the context of the caller, which names the attempt. The record has the name of the child's
-    logger. But this process makes no logger of this name, because a hostile child could send any number of names.
-    `child`: the process id.
+    """Log a line of a child. The caller's context names the attempt. The record has the name of the child's logger, but
+    this process makes no logger of that name, because a hostile child could send any number of names. `child`: the
+    child's process id. `trace`: the text of a traceback, or "".
     """
     if not _CHILD_LOG.isEnabledFor(line_level):
         return

@@ -15,7 +15,7 @@ CONNECTS = counter("database_connects_total", "Connections of a worker's heartbe
 
 @contextmanager
 def recording_up() -> Iterator[None]:
-    """The block queries the database: `UP` is 1 if it succeeds, 0 if it raises."""
+    """Set `UP` to 1 if the block succeeds, and to 0 if it raises. The block queries the database."""
     try:
         yield
     except BaseException:

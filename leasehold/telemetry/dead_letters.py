@@ -20,7 +20,7 @@ BY_PIPELINE = fast_counter(
     "process has no code of, such as a template. Without deliveries whose webhook is disabled: its owner has them",
     ["pipeline"],
 )
-#: No operator has to do anything about a dead letter with one of these codes.
+#: Codes of dead letters that only the owner of a webhook can mend. Operators need no alert about them.
 _OF_OWNERS = frozenset({"webhook_disabled"})
 _OTHER = "other"
 _declared = {_OTHER}
@@ -30,10 +30,10 @@ bounded_code = Bounded()
 
 def declare(pipelines: Iterable[str]) -> None:
     """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the event with which
-    a counter first appears. Otherwise many dead letters at once, the first of this process, would cause no alert.
+    a counter first appears. Otherwise the first dead letters of a process, if many came at once, would cause no alert.
     """
     _declared.update(pipelines)
-    BY_PIPELINE.labels(_OTHER)  # first: the number of counters has a bound
+    BY_PIPELINE.labels(_OTHER)  # first, while there is room: the number of counters is bounded
     for pipeline in sorted(_declared):
         BY_PIPELINE.labels(pipeline)
 

@@ -53,7 +53,7 @@ class Emissions:
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
-        """Add a chunk. False: the stream has no room for the chunk, or is closed. Raises as `encoded_chunk`."""
+        """Add a chunk. Returns False if the stream has no room for it or is closed. Raises as `encoded_chunk` does."""
         return self._add(encoded_chunk(chunk))
 
     def _add(self, encoded: bytes) -> bool:
@@ -71,7 +71,9 @@ class Emissions:
         return fits
 
     def take(self) -> tuple[int, list[bytes]]:
-        """The number of the first chunk since the last call, from 1, and the chunks since then, each as JSON."""
+        """Returns (number, chunks): the chunks that came since the last call, each as JSON, and the number of the first
+        of them. The attempt's first chunk has number 1.
+        """
         with self._lock:
             chunks, self._chunks = self._chunks, []
             first_number = self._written + 1

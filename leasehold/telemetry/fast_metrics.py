@@ -42,11 +42,12 @@ class _HistogramChild:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        #: Index of a bucket -> its latest example: labels, value and time.
         self.examples: dict[int, tuple[Mapping[str, str], float, float]] = {}
 
     def observe(self, value: float, example: Mapping[str, str] | None = None) -> None:
-        """Add a value. `example`: labels that lead to an example of the value (a trace). Each bucket has its last
-        example.
+        """Add a value. `example`: labels that lead to an example of the value (a trace). Each bucket keeps only its
+        latest example.
         """
         index = bisect_left(self.bounds, value)
         self.counts[index] += 1

@@ -53,7 +53,7 @@ class Health:
         self._turned_at = monotonic()
 
     def is_alive(self) -> bool:
-        """Whether the main loop has turned within DEAD_SECONDS. A process that still starts is alive."""
+        """Whether the main loop has turned within DEAD_SECONDS. Before its first turn, the process counts as alive."""
         return self._turned_at is None or monotonic() - self._turned_at < DEAD_SECONDS
 
 
@@ -72,8 +72,8 @@ def _not_found(_environ: dict[str, Any], start: Any) -> Iterable[bytes]:
 
 
 def listen(host: str, port: int, health: Health | None, *, has_metrics: bool = True) -> int:
-    """Serve the metrics if `has_metrics`, and the probes of `health`. The threads end with the process. Returns the
-    port. Raises OSError when the address is not free.
+    """Serve the metrics if `has_metrics`, and the probes if `health` is given. The threads end with the process.
+    Returns the port. Raises OSError when the address is not free.
     """
     other_pages = make_wsgi_app() if has_metrics else _not_found
     probes: dict[str, Callable[[], bool]] = {}

@@ -19,6 +19,7 @@ from structlog.typing import EventDict, Processor
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
 
+#: The fields that the platform adds to each log line of a context, such as the ids of the job and the task.
 _FACTS: ContextVar[Mapping[str, object]] = ContextVar("facts", default=MappingProxyType({}))
 
 
@@ -100,7 +101,7 @@ def _renderers(*, for_machines: bool) -> list[Processor]:
             structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(as_json),
         ]
-    # The rich formatter of exceptions takes seconds, and shows values.
+    # structlog's default formatter of exceptions ("rich") takes seconds, and shows the values of variables.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(exception_formatter=plain, colors=sys.stderr.isatty())]
 

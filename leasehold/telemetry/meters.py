@@ -22,7 +22,7 @@ from leasehold.telemetry.listener import Health, listen
 
 log = structlog.get_logger(__name__)
 
-#: Buckets in seconds: for quick operations, and for work and waits.
+#: The upper bounds of buckets, in seconds. QUICK is for quick operations, SLOW for work and waits.
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
 #: The most values of a label whose values handlers choose. Further values become `other`.
@@ -116,8 +116,8 @@ def expose(settings: Settings, role: str, health: Health | None = None) -> int |
     """Record the build, and serve /metrics and the probes on the port `metrics_port` if it is set. With metrics off,
     only the probes are served. A process's main calls it once.
 
-    `health`: what the probes of a worker read. Returns the port. None: no port is set, or there is nothing to serve.
-    Raises OSError when the address is not free.
+    `health`: what the probes of a worker read. Returns the port, or None if no port is set or there is nothing to
+    serve. Raises OSError when the address is not free.
     """
     if not settings.metrics:
         switch_off()
@@ -126,7 +126,8 @@ def expose(settings: Settings, role: str, health: Health | None = None) -> int |
         port = listen(settings.metrics_host, settings.metrics_port, health, has_metrics=False)
         log.info("probes are served", address=f"http://{settings.metrics_host}:{port}/readyz")
         return port
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` samples are a third of all lines, and nothing reads them
+    # `_created` samples would be a third of all lines, and nothing reads them.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     _BUILD.labels(role, version("leasehold"), sys.version.split()[0]).set(1)
     if settings.metrics_port is None:
         return None

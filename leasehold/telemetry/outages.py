@@ -78,7 +78,9 @@ class Outage:
             )  # fmt: skip
 
     def record_answer(self) -> None:
-        """Record an answer. It ends the outage, once there was no error for SETTLED_SECONDS."""
+        """Record an answer of the server. If the last error is at least SETTLED_SECONDS ago, the outage ends now.
+        Otherwise a timer of the running event loop ends it (`_end_if_settled`).
+        """
         if self._since is None:
             return
         self._answered_at = self._clock()
@@ -93,7 +95,9 @@ class Outage:
                 loop.call_later(SETTLED_SECONDS, self._end_if_settled)
 
     def _end_if_settled(self) -> None:
-        """End the outage if no error came after the last answer, once there was no error for SETTLED_SECONDS."""
+        """The timer of `record_answer`. If an error came after the last answer, it does nothing. Otherwise it ends the
+        outage, or runs again SETTLED_SECONDS after the last error.
+        """
         self._timer_loop = None
         if self._since is None or self._error_at > self._answered_at:
             return

@@ -1,7 +1,7 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-The module knows every secret of the settings, and finds other secrets by their form. It is the second defence: the
-platform's own code puts no secrets into messages, but a library or a handler may.
+The module knows every secret of the settings, and finds other secrets by their form. It is the second defence. The
+first is that the platform's own code puts no secrets into messages; but a library or a handler may.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _FORMS = (
     r"(?P<scheme>\b(?:Bearer|Basic|bearer|basic) )[0-9A-Za-z._~+/=-]{8,}",
 )
 _secret_form = re.compile("|".join(_FORMS))
+#: The secrets that `redact` knows, each in all its encodings, the longest first.
 _secrets: tuple[str, ...] = ()
 #: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
 _MAX_EARLIER = 200
@@ -70,9 +71,9 @@ def redact(text: str) -> str:
 
 
 def redact_start(text: str, at_most: int) -> str:
-    """As `redact`, for at most the first `at_most` characters: a longer text would take too much time. The cut may
-    split a secret, and nothing recognises half a secret. So the last word before the cut is left out, and so is the
-    beginning of a secret that has several words.
+    """Redact the first `at_most` characters of the text. The rest is cut off, because a longer text would take too much
+    time. The cut may split a secret, and `redact` does not recognise half a secret. So the last word before the cut is
+    left out. If the text then ends with the beginning of a known secret of several words, that is left out, too.
     """
     if len(text) <= at_most:
         return redact(text)
@@ -115,7 +116,7 @@ def _words_of(secret: str) -> Iterator[str]:
 
 
 def _values_of(text: str) -> Iterator[str]:
-    """The texts in a JSON object; none if it is not JSON."""
+    """The texts among the values of a JSON object. Yields nothing if `text` is no JSON object."""
     try:
         values = json.loads(text).values()
     except (ValueError, AttributeError):
@@ -124,7 +125,7 @@ def _values_of(text: str) -> Iterator[str]:
 
 
 def _passwords_of(url: str) -> Iterator[str]:
-    """The passwords in the URL, as they stand there and decoded."""
+    """The passwords in the URL, each as it stands there and decoded."""
     parts = urlsplit(url)
     if parts.password:
         yield from {parts.password, unquote(parts.password)}

@@ -14,7 +14,7 @@ REQUESTS = histogram(
 )
 #: The outcomes of requests that the store did not serve.
 NOT_SERVED = ("unavailable", "refused")
-# They exist at 0 from the start: an alert must see the first of them.
+# These histograms exist at 0 from the start, because an alert must see the first request that the store did not serve.
 for _operation in ("put", "get", "head", "delete", "list", "bucket", "readiness"):
     for _outcome in NOT_SERVED:
         REQUESTS.labels(_operation, _outcome)

@@ -47,8 +47,8 @@ _WORKER = (
 )
 
 # Up to five examples of work that is due or under way: due tasks, running tasks, tasks of runs that wait at concurrency
-# limits, and due schedules. Also ended runs whose webhook deliveries or follow-up runs are not written yet, and ended
-# runs of which the workflow that awaits them does not know yet.
+# limits, and due schedules. Two more kinds concern ended runs: their webhook deliveries or follow-up runs are not
+# written yet, or a workflow awaits them and does not know of their end yet.
 _FIND_BUSY = f"""
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
@@ -99,7 +99,7 @@ class TestApp:
             isolation="best_effort",
         )
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
-        self._undo: dict[str, Callable[[], None]] = {}  # by task: undoes what `fail_next` has changed
+        self._undo: dict[str, Callable[[], None]] = {}  # name of a task -> undoes what `fail_next` has changed
         self._death_point: str | None = None
         self._before = app.connections.settings_in_use, app.connections.api_in_use  # `close` restores both
         app.use(self.settings)
@@ -120,8 +120,8 @@ class TestApp:
         """Run a worker until nothing is due: no task, no tick of a schedule, no webhook delivery. Tasks that wait for a
         later time stay.
 
-        Raises TimeoutError, which names the work that is left, or the point of `die_at` that no worker reached. Call it
-        outside of an event loop; inside, call `adrain`.
+        Raises TimeoutError, which names the work that is left, or the point of `die_at` that no worker reached. Call
+        `drain` outside of an event loop; inside, call `adrain`.
         """
         self._server.portal.call(self._drain(timeout))
 
@@ -189,11 +189,12 @@ class TestApp:
     # --- what the test arranges
 
     def travel(self, **time: float) -> None:
-        """Let time pass for all that waits: `travel(hours=1)`, with the arguments of `timedelta`. The instants in the
-        database move back, those of what has happened and those of what is due; nobody sleeps. So a workflow sees by
-        `ctx.now()` how much time has passed since its earlier instants. But these instants change: code that compares
-        `ctx.now()` with a date or an hour of the day may take another way after `travel`. A schedule fires at most once
-        per `travel`, even if it was due several times in that span.
+        """Let time pass for all that waits, for example `travel(hours=1)`. The arguments are those of `timedelta`.
+
+        Nobody sleeps: the instants in the database move back, both past instants and due times. So a workflow that
+        subtracts an earlier instant from `ctx.now()` sees how much time has passed. But the earlier instants change,
+        too: code that compares `ctx.now()` with a date or an hour of the day may take another branch after `travel`.
+        A schedule fires at most once per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:
@@ -204,8 +205,8 @@ class TestApp:
 
     def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
         """Let the next attempt of the task raise `error` instead of calling the function. Two calls make the next two
-        attempts fail. What follows the error is what follows it in a worker. Raises DeclarationError for an isolated
-        task, which runs in another process.
+        attempts fail. The error has the same consequences as if the function had raised it. Raises DeclarationError for
+        an isolated task, which runs in another process.
         """
         if task.terms.isolated:
             raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
@@ -258,14 +259,14 @@ def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _celery_task_of(task: Task[..., Any]) -> Any:
-    """The CeleryTask that declares this task. None: the task is none of a Celery program."""
+    """The CeleryTask that declares this task, or None if no Celery program declares it."""
     of_celery = (celery_task for celery_app in made_apps for celery_task in celery_app.tasks.values())
     return next((celery_task for celery_task in of_celery if celery_task.task is task), None)
 
 
 def _let_fail(task: Task[..., Any], errors: list[BaseException]) -> Callable[[], None]:
-    """From now on, the task's attempts raise the next of `errors` as long as there is one. Returns a function that
-    undoes this.
+    """From now on, each attempt of the task first takes the next error from the list `errors` and raises it. While the
+    list is empty, attempts run as usual. Returns a function that undoes this.
     """
     celery_task = _celery_task_of(task)
     if celery_task is not None:
@@ -306,8 +307,8 @@ def _raise_next(errors: list[BaseException]) -> None:
 
 
 def _raise_next_of(task: Task[..., Any], errors: list[BaseException]) -> None:
-    """As `_raise_next`, but raise what the task's own handler makes of the error: Permanent, if the task's
-    `Retry(never=...)` names it, or if the task is a workflow.
+    """As `_raise_next`, but first convert the error as the task's own handler does. The error becomes Permanent if the
+    task's `Retry(never=...)` names it. In a workflow, `final_error` converts it.
     """
     if not task.runnable.is_workflow:
         with FinalErrors(task.terms.retry.never):

@@ -28,7 +28,9 @@ _MEMORY_BYTES = 512 * MIB
 
 
 class TestServer:
-    """`with TestServer() as server`. `portal` runs its coroutines in a thread with an event loop: tests need none."""
+    """`with TestServer() as server`. `portal` has a thread with an event loop, which runs the server's coroutines. So
+    tests need no event loop.
+    """
 
     __test__ = False  # otherwise pytest would collect the class as a test
 
@@ -36,7 +38,7 @@ class TestServer:
         self.portal = Portal("leasehold testing")
         self._stack = ExitStack()
         self._url = os.environ.get(VARIABLE, "")
-        self._template: str | None = None
+        self._template: str | None = None  # the URL of the migrated database that `database` copies
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:

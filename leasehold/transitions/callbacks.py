@@ -9,7 +9,7 @@ from typing import Any
 
 from leasehold.db.database import Connection
 
-#: How many secrets a tenant has: the newest and, until the next rotation, the previous secret.
+#: The most secrets that a tenant has: the newest and, until the next rotation, the previous secret.
 _SECRETS = 2
 
 # `created_at`: when the newest secret was made.
@@ -23,7 +23,7 @@ RETURNING secrets, created_at
 
 
 async def secrets(connection: Connection, tenant_id: str, make_sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's sealed secrets. If the tenant has none, write a first secret: `make_sealed` returns it, sealed."""
+    """The tenant's sealed secrets. If the tenant has no secret, write a first one, which `make_sealed` returns."""
     row = await find(connection, tenant_id)
     if row is None:
         await connection.execute(

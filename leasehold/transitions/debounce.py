@@ -1,5 +1,5 @@
 """Debounces runs (`merge`): a run that has not started yet takes the arguments of a later submission, and starts
-later. A claim that its worker put off, because it had no room or no code for the run, is no start.
+later. A worker that has no room or no code for a run puts off its claim; such a claim does not count as a start.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
 the run with its key has started, that run loses the key, and the submission becomes a new run.
@@ -61,8 +61,8 @@ WHERE j.id IS NOT NULL OR i.key IS NOT NULL
 """
 
 # SQL: no code of the task `t` has run. Every claim was put off by its worker, which lacked the code or a place for it,
-# such as a thread or a child process (`put_off` in settlements/snoozing.py). A job with concurrency limits counts as
-# started, because they have admitted it with its present arguments.
+# such as a thread or a child process (`put_off` in settlements/snoozing.py). A claimed job with concurrency limits
+# counts as started, because the limits have admitted it with its present arguments.
 _ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
                           WHERE e.job_id = t.job_id AND e.task_id = t.id AND e.data ? 'put_off')
          AND NOT EXISTS (SELECT 1 FROM gate_job g WHERE g.job_id = t.job_id))"""
@@ -70,9 +70,10 @@ _ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
 # $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
 # these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch has
 # grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
-# newest version of the row. `known_again`: the row would let a worker with the code make the task due before its new
-# start. `at_limits`: a job that waits at its concurrency limits (has rows in `gate_job`) is not admitted before its new
-# start. `unindexed`: PostgreSQL uses no partial index for the condition.
+# newest version of the row. `known_again` deletes the task's row of `unknown_task`, because with this row a worker that
+# has the code would make the task due before its new start. `at_limits` sees to it that a job that waits at its
+# concurrency limits (has rows in `gate_job`) is not admitted before its new start. `unindexed`: PostgreSQL uses no
+# partial index for the condition.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -145,8 +146,8 @@ async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequenc
 
 
 async def lock_keys_of_jobs(connection: Connection, tenant_id: str, job_ids: Sequence[UUID]) -> None:
-    """Lock the dedupe keys of these failed jobs until the caller's transaction ends. Call this before a retry: between
-    the `merge` of a submission and the write of its run, a retried run would take the key.
+    """Lock the dedupe keys of these failed jobs until the caller's transaction ends. Call this before a retry.
+    Otherwise a retried run could take the key between the `merge` of a submission and the write of its run.
     """
     await connection.fetch(_LOCK_KEYS_OF_JOBS, tenant_id, job_ids)
 

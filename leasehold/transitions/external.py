@@ -53,7 +53,7 @@ WHERE t.status = 'running' AND starts_with(t.queue, 'ext:')
 LIMIT $1
 """
 
-# For each task `c` ($1) a row for each succeeded step `p` that it needs.
+# Returns, for each task `c` ($1), a row for each succeeded step `p` that the task needs.
 _NEEDED = """
 -- external_needed
 SELECT c.id AS task_id, p.step, r.value,
@@ -69,8 +69,8 @@ ORDER BY p.position
 
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
     """Whether the tenant has this task. Call this, or `lock`, before each settlement. Otherwise another tenant that
-    names the task and the epoch of an ended attempt would get the answer `settled`: the row has no owner any more to
-    compare.
+    names the task and the epoch of an ended attempt would get the answer `settled`, because the row has no owner any
+    more to compare.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
@@ -102,8 +102,8 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
-    """The wait before the next attempt, by the template's retry policy. If the template cannot be read, or the task
-    belongs to no run, the wait is a default. A ladder is a list of waits, one for each failure.
+    """The wait before the next attempt, by the ladder of the template's retry policy. A ladder is a list of waits, one
+    for each failure. DEFAULT_LADDER is used if the template cannot be read or the task belongs to no run.
     """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"

@@ -1,7 +1,7 @@
 """Finds the concurrency limits of a new job, and lets operators declare and withdraw limits.
 
 Limits count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. The platform's own jobs
-(webhook deliveries, cancels at a provider) have no limits: otherwise they would wait behind the jobs that caused them.
+(webhook deliveries, cancels at a provider) have no limits, because they would wait behind the jobs that caused them.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def applicable_limits(
     plain_keys = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     payload_prefix = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    # EVERYBODY's rows come first: if the tenant has a row with the key `tenant`, that row then replaces EVERYBODY's
-    # row.
+    # EVERYBODY's rows come first. So if the tenant has a row of its own with the key `tenant`, it replaces EVERYBODY's
+    # row in `by_name`.
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(payload_prefix):
@@ -151,7 +151,7 @@ async def _lock_changes(connection: Connection) -> None:
 # A follower is a row that nobody declared. It has the bounds of a declared limit, and counts the jobs of one tenant, or
 # of one value of the payload. Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`.
 # Jobs wait at the followers, and not at the declared limit. The follower's key for a value is the declared key and
-# `=DIGEST`. A declared key may contain `=`, too: so the statement cuts off a fixed length.
+# `=DIGEST`. The statement cuts off a fixed length, because a declared key may contain `=`, too.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
@@ -212,8 +212,8 @@ RETURNING true
 
 
 async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[ConcurrencyLimitName]:
-    """Withdraw a declared limit, also for jobs that wait at it. Returns the limits that may have room now; empty: there
-    is no such limit.
+    """Withdraw a declared limit, also for jobs that wait at it. Returns the limits that may have room now. The list is
+    empty if there is no such limit.
     """
     async with connection.transaction():
         await _lock_changes(connection)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from leasehold.db.database import Connection
 
-#: A thousand years, in hours, because years have no fixed length: so `resume` restores the same instant in every time
-#: zone.
+#: A thousand years in hours. Hours have a fixed length and years do not, so `resume` restores the same instant in every
+#: time zone.
 POSTPONED_BY = "8766000 hours"
 #: A due time after this instant has been postponed, or a client has named it for a run.
 FAR = "2900-01-01+00"
@@ -41,7 +41,7 @@ def tenant_stays(tenant: str = "tenant_id") -> str:
     )
 
 
-# The two statements that postpone write each due time unchanged: the triggers then postpone it.
+# The two statements that postpone write each due time unchanged. On this write the triggers postpone it.
 _POSTPONE_TASKS = f"""
 -- move_postpone_tasks
 UPDATE task SET available_at = available_at

@@ -15,7 +15,8 @@ def insert_numbered(table: str, sequence: str, columns: str) -> str:
     `sequence`: the column of `tail` that numbers the items. `columns`: the columns of `chunk` that only this `table`
     has.
 
-    The statement may be repeated: `first` makes a chunk's second copy a conflict. The copy's numbers then stay unused.
+    The statement may be repeated. The second copy of a chunk has the same `first`, so it is a conflict and is not
+    written. The numbers that the copy got stay unused.
     """
     return f"""numbered AS (
     INSERT INTO tail AS o (job_id, {sequence})

@@ -13,7 +13,7 @@ from leasehold.domain.lease import Lease
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 
-#: Characters of a summary; the rest is cut off.
+#: The most characters of a summary. The rest is cut off.
 MAX_SUMMARY = 500
 
 
@@ -27,7 +27,7 @@ class Progress:
 
 
 # A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition from PostgreSQL's
-# planner: so PostgreSQL finds the tasks by id, and does not read an index of all running tasks.
+# planner, so PostgreSQL finds the tasks by id, and does not read an index of all running tasks.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)

@@ -61,8 +61,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 def is_away(connection: Connection, error: BaseException) -> bool:
     """Whether the error means that the database is away (cannot be reached). Any other error counts as the unit's own
-    fault, even a statement that took too long. If the statement took too long because the database hangs, `set_aside`
-    fails, too: so the unit is not set aside.
+    fault, even a statement that took too long. If the statement took too long because the database hangs, then
+    `set_aside` fails, too, and the unit is not set aside.
     """
     if connection.is_closed():
         return True
@@ -102,7 +102,7 @@ async def run_unit(
     work: Callable[[], Awaitable[_Result]],
     on_failure: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _Result | None:
-    """Run `work` in a new transaction. Returns its result. None: `work` failed, and the unit is set aside now.
+    """Run `work` in a new transaction. Returns the result of `work`, or None if it failed; then the unit is set aside.
 
     `on_failure`: called with the error and the failures in a row, in the transaction that records the failure.
     `run_unit` raises the error only if the database is away.
@@ -143,7 +143,7 @@ async def run_units(
             raise
     results: list[_Result] = []
     for unit_key in [key(unit) for unit in units]:
-        # The first transaction has ended, and its locks with it: so take the unit again.
+        # The first transaction has ended and has released its locks, so the unit must be taken again.
         async def work_on_unit(unit_key: object = unit_key) -> Sequence[_Result]:
             still_due = await take(unit_key)
             return await work(still_due) if still_due else ()
@@ -175,8 +175,8 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 
 
 async def forget(connection: Connection, limit: int = 1000) -> bool:
-    """Delete old rows. Their units work again: a unit that still fails would have got a later `retry_at`. SKIP LOCKED
-    leaves out a unit that another transaction sets aside now. Returns whether more rows may be due.
+    """Delete old rows. Their units work again, because a unit that still failed would have got a later `retry_at`. SKIP
+    LOCKED leaves out a unit that another transaction sets aside now. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"

@@ -57,8 +57,9 @@ class NewRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     callback_url: str | None = None
     #: The run does the work of a step of a workflow (`ctx.run` of a limited task). It waits only at the limits that its
-    #: task declares, and at none of an operator: the workflow has its place there, and would wait for itself. As of a
-    #: step, no webhook and no `on_failure` follows its end: the workflow handles it.
+    #: task declares. It does not wait at an operator's limits, because the workflow already has a place there, and
+    #: would wait for itself. As with any step, no webhook and no `on_failure` run follows its end, because the workflow
+    #: handles the end.
     is_step: bool = False
     id: UUID = field(default_factory=new_id)
 
@@ -100,8 +101,8 @@ class CreatedRun:
 async def create_together(
     connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules] | None = None
 ) -> CreatedRuns:
-    """(new) -> pending, for runs that do not exclude each other: writes all of them, or none. If a concurrency limit
-    applies to one of the runs, call this in a transaction: `jobs.submit` then sends more than one statement.
+    """(new) -> pending, for runs that do not exclude each other. Writes all of them, or none. If a concurrency limit
+    applies to one of the runs, call this in a transaction, because `jobs.submit` then sends more than one statement.
     `by_tenant`: the rules of each tenant, if the caller has read them in this transaction (`write_limits`).
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
@@ -135,7 +136,7 @@ async def _create_independent(
     connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules]
 ) -> CreatedRuns:
     new_jobs = []
-    async for run in paced(new):  # between pieces of the list, the event loop serves other tasks
+    async for run in paced(new):  # between pieces of the list, the event loop serves other coroutines
         rules = by_tenant[run.tenant_id]
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
@@ -168,7 +169,7 @@ async def merge(
     """Debounce: give the arguments of each submission to the run with its key, if that run has not started. The run
     then waits at the concurrency limits of its new arguments. `new`: for each submission the run that it would create.
 
-    Returns for each submission the run that took its arguments, now or earlier; None: there is no such run.
+    Returns for each submission the run that took its arguments, now or earlier, or None if there is no such run.
     """
     records = await debounce.lock_keys(connection, tenant_id, submissions)
     run_of_nth = await debounce.written_earlier(connection, tenant_id, records)
@@ -262,15 +263,15 @@ async def revive(
     replaces_params: bool = False,
 ) -> CreatedRun | None:
     """failed -> pending, queued or waiting_worker, for the run `new.id`. The run waits for its scope and at its limits
-    as a new run does. None: there is no such failed run. Call this in a transaction.
+    as a new run does. Returns None if there is no such failed run. Call this in a transaction.
 
     `new.params`: the parameters of the run from now on. `replaces_params`: whether they replace the stored parameters;
-    False: they are the stored parameters. `cause`: who retries the run, for its history.
+    if False, `new.params` are the stored parameters. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
     the run would skip other steps with the new parameters. The reason: the skipped steps decide which tasks wait for
-    each other. Raises Invalid `workflow_has_begun` for other parameters of a workflow that has made calls: the journal
-    has these calls, with the arguments that the old parameters gave them.
+    each other. Raises Invalid `workflow_has_begun` for other parameters of a workflow that has made calls, because the
+    journal has these calls with the arguments that follow from the old parameters.
     """
     await debounce.lock_keys_of_jobs(connection, new.tenant_id, [new.id])
     failed_job = await connection.fetchrow(
@@ -340,7 +341,7 @@ async def write_limits(connection: Connection, new: NewRun) -> dict[str, TenantR
 
 async def lock_limits(connection: Connection, new: NewRun) -> None:
     """Lock the limits at which the run will wait, until the caller's transaction ends. Call this before a statement
-    that locks other jobs: an admission also locks limits before jobs, and the opposite order could deadlock.
+    that locks other jobs, because an admission also locks limits before jobs, and the opposite order could deadlock.
     """
     rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     await concurrency.lock_limits(connection, limits_of(new, rules))
@@ -407,7 +408,7 @@ async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
 @asynccontextmanager
 async def _translate_conflicts(connection: Connection, new: NewRun, terms: AdmissionTerms) -> AsyncIterator[None]:
     """Raise Conflict or Duplicate when the block violates the exclusive or the dedupe key. The block runs in a
-    savepoint: so the earlier writes of the caller's transaction are kept.
+    savepoint, so the earlier writes of the caller's transaction are kept.
     """
     if terms.exclusive_key is None and new.dedupe_key is None:
         yield
@@ -443,7 +444,8 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
     The new run waits at `limit`, the limit of the scope, until the older runs have ended. The caller has locked this
     limit.
 
-    Raises Duplicate if an unfinished run has the dedupe key: a repeated submission does not replace its own run.
+    Raises Duplicate if an unfinished run has the dedupe key, because a repeated submission must not replace its own
+    run.
     """
     await _refuse_duplicate(connection, new)
     rows = await connection.fetch(

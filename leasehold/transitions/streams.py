@@ -1,8 +1,8 @@
 """Writes the chunks that attempts emit (the pieces of a job's stream) to the table `job_stream`. Only the holder of the
 lease may write. No job or task changes its state.
 
-A step that runs again begins its stream again. Each row of such an attempt has `restarts`: readers then drop the chunks
-of earlier attempts of that step. The first row alone could be lost, because PostgreSQL refused it.
+A step that runs again begins its stream again. In the rows of such an attempt `restarts` is true, and readers then drop
+the chunks of earlier attempts of that step. All these rows have the mark, because PostgreSQL may refuse the first row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leasehold.transitions.numbering import insert_numbered
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
     """A row of `job_stream`: successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first
-    chunk's number among those of its attempt, from 1. `restarts`: the chunks of earlier attempts of the step are void.
-    If it is False, they are void all the same if an attempt has failed since the last chunk.
+    chunk's number among those of its attempt, from 1. `restarts`: if True, the chunks of earlier attempts of the step
+    are void; if False, they are void only if an attempt has failed since the last chunk.
     """
 
     lease: Lease
@@ -34,9 +34,9 @@ class StreamChunk:
 # `insert_numbered` numbers the chunks. The difference: this statement writes a row only while its attempt has the
 # lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 #
-# An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row: a snooze
-# takes the number of its attempt back, so the number is then higher than that of the row. All rows of one attempt have
-# the same `restarts`.
+# An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row. The
+# statement sees these failures by the attempt's number, which is then higher than that of the row. (A snooze takes the
+# number of its attempt back, and a failure does not.) All rows of one attempt have the same `restarts`.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (

@@ -30,7 +30,7 @@ from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 #: The names of this module's duties in the table `quarantine`, which lists the units (jobs) that failed and wait for
-#: their next try: `not_in` leaves these units out. `counted` also creates the counters of a duty.
+#: their next try. `not_in` leaves these units out. `counted` also creates the counters of a duty.
 LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
 RETENTION = counted("retention")
 #: The error code of an attempt whose worker was lost. EXPIRE_LEASES has it as a text, because docs/generate/raised.py
@@ -40,8 +40,8 @@ _WORKER_LOST = "worker_lost"
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. The statement would then miss a step that another transaction commits in
 # between: the new step would stay open in a job that has ended.
-# The first statement counts only the jobs that it locks against its limit: jobs that others have locked keep no other
-# job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
+# In the first statement, only the jobs that it locks count against LIMIT. So jobs that other transactions have locked
+# keep no other job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
 SELECT j.id FROM task t JOIN job j ON j.id = t.job_id
@@ -261,9 +261,10 @@ FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 
 # $1 dead owners, $2 the locked jobs, $3 as in RETURN_WORKFLOWS. The statement ends the steps whose worker is lost. Once
 # the grace has passed, it ends all other steps, too: those that still run, and a workflow that waits for a worker. (The
-# request for the cancel left such a workflow open, so that its code could see the cancel.) Exceptions: a running step
-# that is not cancelable goes on. Within the grace, so does a workflow that RETURN_WORKFLOWS may return: its lease may
-# pass after that statement has looked, and the next sweep then returns it.
+# request for the cancel left such a workflow open, so that its code could see the cancel.) There are two exceptions. A
+# running step that is not cancelable goes on while its worker is alive. Within the grace, a workflow that
+# RETURN_WORKFLOWS may return stays, because its lease may expire just after RETURN_WORKFLOWS has run. The next sweep
+# then returns it.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -331,21 +332,23 @@ class Forgettable:
 async def forgettable_jobs(
     connection: Connection, *, since: datetime | None = None, limit: int = 100
 ) -> list[Forgettable]:
-    """Finished jobs past `expires_at`, those first that expired first. `since`: only those that expired then or later.
-    Delete their objects first, and then call `forget_jobs`.
+    """Finished jobs past `expires_at`, in the order in which they expired. `since`: only those that expired then or
+    later. Delete their objects first, and then call `forget_jobs`.
 
     These jobs are left out:
 
     - jobs in quarantine, and jobs of tenants that move or have moved to another cell (an installation of its own);
-    - runs whose result an unfinished workflow awaits: the workflow's function may run again from its top, and then
-      reads the result again; and runs that it has started, and may still await (not detached ones, nor those whose
-      result or failure it has recorded);
+    - runs whose result an unfinished workflow awaits, because the workflow's function may run again from its top, and
+      then reads the result again;
+    - runs that an unfinished workflow has started, and may still await. It will not await a detached run, nor a run
+      whose result or failure it has recorded;
     - a workflow that did not succeed, until a duty has requested the cancel of the runs that it started;
     - a job whose admission still counts at a limit with a rate (`per_minute`), for a minute at most;
     - a job whose webhook deliveries are not written yet, for another day at most: they are made from the job's row;
     - a job that is being retried (its row is locked): the retry began before the job expired.
     """
-    # `coalesce`, and no OR: PostgreSQL uses the index for both ends of the range, also in a prepared statement.
+    # With `coalesce`, and not with an OR, PostgreSQL uses the index for both ends of the range, also in a prepared
+    # statement.
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix, expires_at FROM job WHERE expires_at < statement_timestamp()"
         f" AND expires_at >= coalesce($2::timestamptz, '-infinity') AND {IS_FORGETTABLE} ORDER BY expires_at LIMIT $1"

@@ -23,8 +23,8 @@ _MOVED = {
     "rate_bucket": ("full_at",),
 }
 
-#: Table -> its column of JSON whose field `at` moves: when a signal came or an awaited run ended, as the journal
-#: recorded it, and when a cancel was requested.
+#: Table -> its JSON column whose field `at` moves. In the journal, `at` says when a signal came or an awaited run
+#: ended. In a job, `at` says when its cancel was requested.
 _MOVED_JSON = {"journal": "value", "job": "cancel"}
 
 # $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now. So

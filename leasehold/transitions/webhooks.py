@@ -28,7 +28,7 @@ DUTY = counted("webhooks")
 
 @dataclass(frozen=True, slots=True)
 class ReportedJobs:
-    """The jobs whose ends webhooks report. `kinds`: pipeline -> the kind of its jobs, as `picture`; jobs of other
+    """The jobs whose ends webhooks report. `kinds`: pipeline -> the kind of its jobs, such as `picture`; jobs of other
     pipelines are runs. `own`: the platform's own pipelines, whose jobs webhooks do not report.
     """
 
@@ -83,7 +83,8 @@ FROM unnest($1::uuid[], $2::uuid[]) AS n(job_id, delivery_id)
 WHERE c.job_id = n.job_id
 """
 
-# Unfinished jobs of a tenant, by id, that were submitted before the tenant had a webhook. $4: pipelines to leave out.
+# Sets `notify` of the next $3 unfinished jobs of the tenant $1, in the order of their ids after $2. They were submitted
+# before the tenant had a webhook. $4: pipelines to leave out. Returns the last id, or no row if no job is left.
 _WATCH = """
 -- webhooks_watch
 WITH unwatched AS MATERIALIZED (
@@ -102,8 +103,8 @@ _BATCH = 500
 
 async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
     """Make the tenant's webhook report the ends of older jobs, too. Call this after the commit of the webhook, and
-    outside a transaction: so only a few rows are locked at a time. An earlier call, before the commit, leaves only a
-    few jobs to the call after it.
+    outside a transaction, so that only a few rows are locked at a time. An additional call before the commit is useful:
+    then only a few jobs are left for the call after the commit.
 
     A submission reads first whether the tenant has a webhook, and then writes its job. If it reads before the webhook's
     commit and commits after this call, then nobody reports the end of its job. A lock could prevent this, but each
@@ -188,8 +189,8 @@ async def dispatch(
         return hints
 
     if job_id is not None and not deletes:
-        # The caller changes the row next. If the deliveries cannot be written, they would be lost with the row's old
-        # values: so the error undoes the caller's transaction.
+        # The caller changes the row next. If the deliveries cannot be written, the error must undo the caller's
+        # transaction, because otherwise the deliveries would be lost with the row's old values.
         ended = await take(None)
         return await write_deliveries(ended) if ended else [], is_full
     hints = await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
@@ -198,7 +199,7 @@ async def dispatch(
 
 def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRules) -> NewJob:
     """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed. Like other runs,
-    it waits at its concurrency limits, and its own end is reported. `rules`: of its tenant.
+    it waits at its concurrency limits, and its own end is reported. `rules`: the rules of its tenant.
     """
     error = job["error"]
     params = {

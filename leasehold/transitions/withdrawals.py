@@ -17,7 +17,7 @@ class Withdrawals:
 
     `pipeline`: the pipeline of the jobs that make orders. `step`: the step that makes the order; its result has the
     order's id as `ref`. `withdrawal`: the pipeline of the withdrawals. `content`: the parameters that are not copied
-    into a withdrawal: they are the client's content, and are deleted with the job.
+    into a withdrawal, because they are the client's content, and are deleted with the job.
     """
 
     pipeline: str
@@ -26,8 +26,8 @@ class Withdrawals:
     content: Sequence[str]
 
 
-# The `exclusive_key` of a withdrawal is the id of the job that made the order: a unique index finds it. The statement
-# copies only from jobs that may be deleted now (`expires_at` has passed).
+# The `exclusive_key` of a withdrawal is the id of the job that made the order, so a unique index finds the withdrawal.
+# The statement copies only from jobs that may be deleted now (`expires_at` has passed).
 KEEP_ORDERS = """
 -- keep_orders
 UPDATE job w
@@ -42,7 +42,7 @@ WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp() AND j.pipeline
 
 
 async def keep_orders(connection: Connection, job_ids: Sequence[UUID], of: Withdrawals) -> None:
-    """Copy the orders of these jobs into their unfinished withdrawals. Call this before the jobs are deleted: an order
-    costs money until the withdrawal has cancelled it.
+    """Copy the orders of these jobs into their unfinished withdrawals. Call this before the jobs are deleted, because
+    an order costs money until its withdrawal has cancelled it.
     """
     await connection.execute(KEEP_ORDERS, list(job_ids), list(of.content), of.pipeline, of.step, of.withdrawal)

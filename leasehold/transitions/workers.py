@@ -10,8 +10,8 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, row_count
 
-#: The first key of the advisory lock that a living worker holds: any number that no other lock has. The second key is
-#: the worker's `presence_key`.
+#: The first key of the advisory lock that a living worker holds. It may be any number that no other lock has. The
+#: second key is the worker's `presence_key`.
 PRESENCE = 7_305
 #: A worker's row names its handlers if it has at most this many.
 MAX_HANDLERS = 1000
@@ -20,10 +20,10 @@ MAX_HANDLERS = 1000
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the PostgreSQL server. Its name is the time at which it began: the server's last start, or its
-# last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics; `stats_reset`
-# shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their presence locks. A failover
-# changes the incarnation, because the standby started at another time than the primary.
+# SQL: the incarnation of the PostgreSQL server: the time since which the server has kept its sessions. It begins with
+# the server's start, or with its last recovery from a crash of one session. Such a crash ends all sessions and resets
+# the statistics; `stats_reset` shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their
+# presence locks. A failover changes the incarnation, because the standby started at another time than the primary.
 INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
@@ -42,8 +42,9 @@ async def register(
 ) -> int:
     """Register a worker, if it is not registered. Returns its presence key. `slots`: how many attempts the worker runs
     at once for each of `queues`, in the same order. `pool`: the group of workers that an autoscaler scales together.
-    `handlers`: the `pipeline.step` of each step that the worker has code for; more than MAX_HANDLERS are not recorded.
-    `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain in any case.
+    `handlers`: the `pipeline.step` of each step that the worker has code for. If there are more than MAX_HANDLERS, none
+    is recorded. `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain in any
+    case.
 
     A worker with a new row does not count as present before `appear`.
     """
@@ -115,7 +116,7 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     """Take the presence lock on this session, and mark the worker as present.
 
     When a process dies, the kernel closes its socket and PostgreSQL releases the lock. All workers can see this
-    immediately. False: an older session of this worker still holds the lock; try again.
+    immediately. Returns False if an older session of this worker still holds the lock. Then try again.
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
@@ -148,7 +149,7 @@ async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
 
 
 # SQL: remember the handlers of deleted workers. The CTE `ended` has these workers, with `handlers` and `seen_at`. The
-# rows are written in the order of their names: otherwise two workers that end at the same time could deadlock.
+# rows are written in the order of their names, because otherwise two workers that end at the same time could deadlock.
 _REMEMBER_HANDLERS = """INSERT INTO known_handler (name, seen_at)
 SELECT h.name, max(ended.seen_at) FROM ended CROSS JOIN unnest(ended.handlers) AS h(name)
 GROUP BY h.name ORDER BY h.name
@@ -173,10 +174,10 @@ _IS_PRESENT = f"""EXISTS (
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# The dead workers: they were present on this incarnation of the server, and have no session. A worker that was present
-# on another incarnation has not come back yet: only its leases show whether it is alive. A worker of an older release
-# records no incarnation. The query counts it as dead only after the server has run for ten seconds: by then a living
-# worker has reconnected.
+# Finds the dead workers. They were present on this incarnation of the server, and have no session. A worker that was
+# present only on another incarnation has not come back yet, so only its leases show whether it is alive. A worker of an
+# older release records no incarnation. The query counts it as dead only after the server has run for ten seconds,
+# because by then a living worker has reconnected.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
@@ -242,7 +243,7 @@ async def forget_handlers(connection: Connection) -> None:
 
 
 # $1 the role, $2 the candidate, $3 for how long it will lead. While another process leads, the statement inserts
-# nothing and locks nothing: so a candidate may try often.
+# nothing and locks nothing. So a candidate may try often.
 _LEAD = f"""
 -- lead
 WITH dead AS MATERIALIZED ({DEAD})
@@ -260,8 +261,8 @@ RETURNING true
 
 
 async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
-    """Try to become or stay the leader of `role` for the next `ttl` seconds. Returns whether `owner` leads now. A dead
-    worker leads no longer.
+    """Try to become or stay the leader of `role` for the next `ttl` seconds. Returns whether `owner` leads now. A
+    leader that is dead does not keep others from leading.
     """
     return bool(await connection.fetchval(_LEAD, role, owner, timedelta(seconds=ttl)))
 
@@ -278,7 +279,7 @@ async def take_lead(connection: Connection, role: str, owner: UUID, ttl: float) 
 
 
 async def keep_lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
-    """Stay the leader of `role` for the next `ttl` seconds. False: `owner` is not the leader, or not any more."""
+    """Stay the leader of `role` for the next `ttl` seconds. Returns False if `owner` is not the leader (any more)."""
     status = await connection.execute(
         "UPDATE leadership SET until = clock_timestamp() + $3::interval WHERE role = $1 AND owner = $2",
         role,
@@ -299,14 +300,14 @@ SELECT EXISTS (
 
 
 async def has_leader(connection: Connection, role: str) -> bool:
-    """Whether somebody leads `role` and does not drain. A worker that seems dead counts until its time passes: it may
-    have lost its session for a moment only.
+    """Whether somebody leads `role` and does not drain. A worker that seems dead counts until its time as the leader
+    (`until`) has passed, because it may have lost its session for a moment only.
     """
     return bool(await connection.fetchval(_HAS_LEADER, role))
 
 
 async def resign(connection: Connection, owner: UUID) -> None:
-    """Give up all roles that `owner` leads: other processes may lead them immediately."""
+    """Give up all roles that `owner` leads, so that other processes may lead them immediately."""
     await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)
 
 

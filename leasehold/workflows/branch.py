@@ -57,7 +57,7 @@ class Branch(Pending[Any]):
         self.has_awaited = False
 
     def pass_time(self, at: datetime | None) -> None:
-        """Move the branch's time to that of a result. None: the time stays."""
+        """Move the branch's time forward to `at`, when a result came. If `at` is None, the time stays."""
         if at is not None:
             self.now = max(self.now, at)
 

@@ -86,10 +86,10 @@ class Context:
 
     def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         """Run the task as a step of this run, on the task's own queue, with the task's own retries. If the task has a
-        limit, a run of its own does the work, so that the limit holds. It is cancelled with this run.
+        limit, a separate run does the work, so that the limit holds. The separate run is cancelled with this run.
 
-        The call raises InvalidArguments, or Permanent `workflow_as_step` if the task is a workflow. Awaiting it gives
-        the task's result, or raises TaskFailed.
+        The call raises InvalidArguments, or Permanent `workflow_as_step` if the task is a workflow. Awaiting the call
+        gives the task's result, or raises TaskFailed.
         """
         if task.runnable.is_workflow:  # both workflows would write to the same rows of the journal
             raise Permanent(
@@ -108,8 +108,8 @@ class Context:
         is cancelled when this run is cancelled, fails or expires. Exception: a run that `ctx.detached.start` has
         started goes on.
 
-        Each call starts a run of its own: the options `unique` and `debounce` of the task, and the limit on the size of
-        a submitted payload, do not apply.
+        Each call starts a run of its own. The options `unique` and `debounce` of the task do not apply, nor does the
+        limit on the size of a submitted payload.
         """
         runnable = task.runnable
         return StartCall(
@@ -133,8 +133,8 @@ class Context:
         """Wait for the signal `name`. A signal that came before the wait counts, too. Awaiting the call gives the
         signal's payload, checked against `model`. It raises TimeoutError when `timeout` has passed.
 
-        It raises SignalInvalid if a payload does not fit: catch the error, and wait again. Mostly such a payload came
-        before the wait, because during the wait the API refuses a payload that does not fit.
+        It raises SignalInvalid if the payload does not fit `model`. Then catch the error, and wait again. Mostly such a
+        payload came before the wait, because during the wait the API refuses a payload that does not fit.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         schema = None if model is Any else adapter.json_schema()
@@ -148,10 +148,10 @@ class Context:
     @overload
     def gather(self, *calls: Awaitable[Any], return_exceptions: bool = False) -> Pending[list[Any]]: ...
     def gather(self, *calls: Any, return_exceptions: bool = False) -> Pending[list[Any]]:
-        """Wait until all arguments have ended: calls of this context, and coroutines of yours that use it. Awaiting the
-        gather gives their results in order. If some have failed, it raises the error of the first failed argument in
-        the order of the arguments. With `return_exceptions` the errors are among the results instead. A cancel of the
-        run is no such error: the gather raises Cancelled.
+        """Wait until all arguments have ended. The arguments are calls of this context, and your own coroutines that
+        use this context. Awaiting the gather gives their results in order. If some have failed, it raises the error of
+        the first failed argument in the order of the arguments. With `return_exceptions` the errors are among the
+        results instead. Exception: if the run is being cancelled, the gather raises Cancelled in any case.
         """
         return Gather(calls, return_exceptions=return_exceptions)
 
@@ -181,7 +181,7 @@ class Context:
     def now(self) -> datetime:
         """The time in UTC of the newest result in this branch: of a step, a run, a sleep, a wait for a signal, or
         `ctx.call`. Failures and timeouts count. Before the first result it is the start of the run. A replay gives the
-        same time. A start of a run, and a cancel, do not move it.
+        same time. Starting another run does not move this time, nor does a cancel.
         """
         # The journal's instants are texts of PostgreSQL, perhaps in another zone: a pooler may drop the session's
         # setting, and earlier releases did not set it.

@@ -79,12 +79,13 @@ class _NotCalled(Exception):
 
 
 class Driver:
-    """Runs one workflow. `start` makes the workflow's coroutine, which may use the context only while the driver runs
-    it. The worker passes a `port`: its methods read and write the journal. `calls`: rows of the journal that are not
-    committed yet. `news`: the column task.news when the driver last read the journal. The column counts the signals and
-    ends of steps that have come for the workflow. If the column is larger when the worker suspends the workflow, the
-    workflow is due again immediately. `max_calls`: the most calls of the workflow. `max_call_bytes`: the largest result
-    of a `ctx.call`.
+    """Runs one workflow. `start` makes the workflow's coroutine. The coroutine may use the context only while the
+    driver runs it. The worker passes a `port`, whose methods read and write the journal. `max_calls`: the most calls of
+    the workflow. `max_call_bytes`: the largest result of a `ctx.call`.
+
+    `calls`: rows of the journal that are not committed yet. `news`: the column task.news when the driver last read the
+    journal. The column counts the signals and ends of steps that have come for the workflow. If the column is larger
+    when the worker suspends the workflow, the workflow is due again immediately.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Driver:
         max_call_bytes: int = MAX_CALL_BYTES,
     ) -> None:
         self.run_id = run_id
-        self.version = 0  # of the workflow's code when the run was submitted
+        self.version = 0  # the version of the workflow's code when the run was submitted
         self.calls: list[Call] = []
         self.news = 0
         self._start = start
@@ -119,7 +120,7 @@ class Driver:
         self._no_task = NoTask()
         self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
-        # By the id() of the Pending that they wait for. A RunCall waits for the end of its run.
+        # id() of a Pending -> what waits for this Pending. A RunCall waits for the end of its run.
         self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
         self._branches: dict[str, Branch] = {}  # by path
         self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
@@ -166,13 +167,13 @@ class Driver:
         """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
-                # A `finally` may await or raise. Its error is dropped: it does not change how the run ends.
+                # A `finally` may await or raise. Its error is dropped, because it must not change how the run ends.
                 with suppress(BaseException), self._no_task:
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
-        """Raise a requested cancel in the branches, and then run every branch that is ready. Returns False if the
-        workflow has ended; True: it waits.
+        """Raise a requested cancel in the branches, and then run every branch that is ready. Returns True if the
+        workflow waits, and False if it has ended.
         """
         if not self._cancelling and (self._cancelled_at is not None or port.cancelled()):
             self._cancel()
@@ -186,11 +187,11 @@ class Driver:
         self.calls = []
 
     async def _commit(self, port: Port) -> bool:
-        """Write `calls` to the journal now. False: nothing is written, because a cancel was requested that the workflow
-        has not seen.
+        """Write `calls` to the journal now. Returns False if nothing is written, because a cancel was requested that
+        the workflow has not seen.
         """
-        # One commit after the other: else a caller that finds no calls would go on while another caller still writes
-        # them.
+        # Only one commit at a time. Otherwise a caller that finds no calls would go on while another caller is still
+        # writing them.
         async with self._committing:
             calls, self.calls = self.calls, []  # the next commit writes the calls that are made meanwhile
             if not calls or await port.record(calls, cancelling=self._cancelling):
@@ -199,8 +200,8 @@ class Driver:
             return False
 
     async def _commit_or_cancel(self, port: Port) -> bool:
-        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. In that case this
-        method has raised Cancelled in the waiting branches, and has written `calls` with the rows of the cancel.
+        """Write `calls` to the journal now. Returns False if a cancel came that the workflow had not seen. In that case
+        this method has raised Cancelled in the waiting branches, and has written `calls` with the rows of the cancel.
         """
         if await self._commit(port):
             return True
@@ -235,9 +236,10 @@ class Driver:
         call = Patch(name)
         call.branch, call.number = branch.path, branch.number + 1
         entry = self._replay.at((call.branch, call.number))
-        # If the journal goes on without the patch, the run passed this point with the old code. The first call after
-        # this point may have another place than the patch: it is in a branch of a gather, or a function of `ctx.call`,
-        # which has no row while it runs, has the place before it.
+        # If the journal goes on without the patch, the run passed this point with the old code. A look at the patch's
+        # place alone would not show this, because this place may be empty although the journal goes on. There are two
+        # such cases. The next row is in a branch of a gather. Or the place belongs to a function of `ctx.call`, which
+        # has no row while it runs, and the next row comes after it.
         is_patch = entry is not None and (entry.kind, entry.name) == ("patch", name)
         is_new = is_patch or not self._replay.goes_on(branch.path)
         if is_new:
@@ -304,11 +306,12 @@ class Driver:
                 self._receive_unreadable(port, call, entry, error)
 
     def _receive_unreadable(self, port: Port, call: Journaled[Any], entry: Entry, error: ResultUnreadable) -> None:
-        """Reject the call, because its type does not read its result. The rejection is recorded as an end (see
-        `_receive_end`): a replay by a release that reads the result must not go another way.
+        """Reject the call, because its type cannot read its result. The rejection is recorded as an end (see
+        `_receive_end`), because a replay by a release that can read the result must not go another way.
 
-        Raises the error in two cases. The attempt is not the last one: during a deployment, another worker may have
-        the release that reads the result. Or the journal has recorded the result: the code has gone on by it.
+        Raises the error in two cases. First, the attempt is not the last one: during a deployment, another worker may
+        have a release that can read the result. Second, the journal has recorded the result: the code has already gone
+        on with it.
         """
         if entry.state != "open" or not port.is_last_attempt():
             raise error
@@ -349,8 +352,8 @@ class Driver:
 
     async def _await_own_run(self, port: Port, call: RunCall[Any], child: UUID) -> None:
         """Replay the wait for the run that does the work of the call. The transaction that starts the run also writes
-        the row of the wait. If the journal lacks it, a client has retried this workflow, and the run had failed: the
-        workflow retries the run.
+        the row of the wait. If the journal lacks this row, the run had failed, and a client has retried this workflow.
+        In this case the workflow retries the run.
         """
         if self._replay.at((_branch_of_end(call), 1)) is None:
             if self._cancelling:
@@ -365,7 +368,7 @@ class Driver:
         self._check_wait(end)
 
     def _begin_own_run(self, port: Port, call: RunCall[Any], child: UUID, *, again: bool = False) -> None:
-        """Start the run that does the work of the call. `again`: the journal has the run already: retry it."""
+        """Start the run that does the work of the call. `again`: the journal has the run already, so retry this run."""
         record = Call(call.branch, call.number, "start", call.step, child=child)
         wait = Call(_branch_of_end(call), 1, "result", call.step, child=child)
         if again:
@@ -376,8 +379,8 @@ class Driver:
 
     def _end_of(self, call: RunCall[Any], child: UUID) -> ResultCall[Any]:
         """The wait for the run that does the work of the call. The wait gives its result to the call. Its place is
-        below that of the call: `3/` and 1 for call 3. So the calls of a task have the same places, with a limit or
-        without, also if the limit changes while the workflow runs.
+        below that of the call: for call 3, branch `3/` and number 1. So a call has the same place whether its task has
+        a limit or not, even if the limit changes while the workflow runs.
         """
         end: ResultCall[Any] = ResultCall(call.task, child)
         end.name, end.branch, end.number = call.step, _branch_of_end(call), 1
@@ -389,10 +392,10 @@ class Driver:
         """Give the call the end of its run: from the journal's record of that end, or else from the run's present
         state. If the run has not ended, the call waits.
 
-        If the journal has no such record, the driver writes it together with the next call that the code makes. A
-        replay must come to that next call again, even if a retry has ended the awaited run otherwise, or the run was
-        deleted. Before the next call, nothing depends on the end. Exception: a large result is not recorded. It is an
-        output of the run, and stays in the store for as long as the run is kept.
+        If the journal has no such record, the driver writes it together with the next call that the code makes. The
+        reason: a replay must come to that next call again, even if the awaited run was retried and ended in another
+        way, or was deleted. Before the next call, nothing depends on the end. Exception: a large result is not
+        recorded. It is an output of the run, and stays in the store for as long as the run is kept.
         """
         if entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]), _instant_of(entry.value))
@@ -419,8 +422,9 @@ class Driver:
         """Move the time of the branches whose calls have failed, and record the failures with their instants as ends
         (see `_receive_end`). Call this before any branch goes on.
 
-        Exception: the run has made calls after a failure, although the journal has no record of the failure. So the
-        code has met it under an earlier release, which did not move the time. The calls may depend on that.
+        Exception: the journal has calls that were made after a failure, but no record of the failure. Then the code met
+        the failure under an earlier release, which did not move the time. The calls may depend on this time, so it does
+        not move now.
         """
         for branch, failure in self._failures:
             lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
@@ -516,7 +520,9 @@ class Driver:
         self._resolve(call, branch, at, value)
 
     def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime | None, value: Any) -> None:
-        """`at`, also of `_reject`: when the result came, as the journal has it; None: the branch's time stays."""
+        """End the call with a result. `at` (in `_reject`, too): when the result came, as the journal has it; None: the
+        branch's time stays.
+        """
         branch.pass_time(at)
         call.resolve(value)
         self._wake(call)
@@ -527,12 +533,12 @@ class Driver:
         self._wake(call)
 
     def _time(self) -> datetime:
-        """The present time by PostgreSQL's clock, from its last answer."""
+        """The present time by PostgreSQL's clock, computed from PostgreSQL's last answer."""
         assert self._clock_began is not None
         return self._clock_began + timedelta(seconds=asyncio.get_running_loop().time())
 
     def _wake(self, pending: Pending[Any]) -> None:
-        """Let the branches and gathers that wait for `pending` go on."""
+        """Let the branches, gathers and calls that wait for `pending` go on."""
         if isinstance(pending, Journaled):
             self._waiting_calls.pop((pending.branch, pending.number), None)
         for waiter in self._waiters.pop(id(pending), ()):
@@ -590,7 +596,7 @@ class Driver:
             branch.fail(contained(error))
         finally:
             self._active = None
-        if self._no_task.refusal is not None:  # the code may have caught it
+        if self._no_task.refusal is not None:  # raised here again, because the code may have caught it
             raise self._no_task.refusal
         branch.waits_for = awaited if isinstance(awaited, Pending) else None
         if branch.is_done:
@@ -642,8 +648,8 @@ class Driver:
         self._check_wait(call)
 
     def _is_own_run(self, call: RunCall[Any]) -> bool:
-        """Whether a run of its own does the work of the call, and not a step. If the journal has the call, it decides:
-        the task may have got its limit, or lost it, since then.
+        """Whether a run of its own does the work of the call, and not a step. If the journal has the call, the journal
+        decides, because the task may have got its limit, or lost it, since the call was written.
         """
         entry = self._replay.at((call.branch, call.number))
         return call.task.is_limited if entry is None else is_own_run(entry)
@@ -739,14 +745,16 @@ class Driver:
         *,
         again: bool = False,
     ) -> UUID | None:
-        """Start the run of the call. The parameters are those of `Port.start`. None: a cancel came before."""
+        """Start the run of the call. The parameters are those of `Port.start`. Returns the run's id, or None if a
+        cancel came first.
+        """
         if not await self._commit(port):  # the journal must have the earlier calls before the run starts
             return None
         return record.child if await port.start(call, record, wait, again=again) else None
 
     async def _finish_local_task(self, port: Port) -> None:
-        """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call` or a
-        `ctx.start` has ended, and give its result to the workflow. Commit a function's result before that.
+        """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call`, or the
+        start of a run, has ended. Commit the function's result, and then give the result to the workflow.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -783,7 +791,9 @@ class Driver:
     def _take_done(
         self, done: Collection[asyncio.Task[Any]]
     ) -> list[tuple[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]]]:
-        """Take the tasks that are done, in the order of their calls: a replay goes on in this order."""
+        """Remove the asyncio tasks that are done from `_local_tasks`, and return them with their calls. The order is
+        that of the calls, because a replay goes on in this order.
+        """
         taken = [(task, call) for task, call in self._local_tasks.items() if task in done]
         for task, _ in taken:
             del self._local_tasks[task]
@@ -797,7 +807,7 @@ class Driver:
             self._finish_as_cancelled(call)
         elif isinstance(call, RunCall):
             end = self._end_of(call, child)
-            self._wait(end, None)  # a duty wakes the workflow, also if the run ends before the workflow suspends
+            self._wait(end, None)  # a duty wakes the workflow, even if the run ends before the workflow suspends
             self._check_wait(end)
         else:
             call.resolve(call.make(child))
@@ -874,13 +884,14 @@ class Driver:
         return max(min(deadlines) - now, 0.001) if deadlines else None
 
     def _branch_of(self, call: Journaled[Any]) -> Branch:
-        branch: Branch = self._branches.get(call.branch, call.owner)  # the place of `_end_of` is in no branch
+        # A wait that `_end_of` has made has a place in no branch. Its owner is the branch of its call.
+        branch: Branch = self._branches.get(call.branch, call.owner)
         return branch
 
 
 def _branch_of_end(call: RunCall[Any]) -> str:
-    """Where the journal has the wait for the run that does the work of the call. No branch of a gather has this name:
-    such a name has a point in each part.
+    """The name of the branch under which the journal has the wait for the run that does the work of the call. No branch
+    of a gather has this name, because the name of such a branch has a point in each part.
     """
     return f"{call.branch}{call.number}/"
 
@@ -892,7 +903,7 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """When the result came that the journal's row has as its value. None: an earlier release did not record it."""
+    """When the result in `value`, the value of a journal's row, came. None if an earlier release wrote the row."""
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 
 
@@ -922,11 +933,12 @@ def final_error(error: BaseException) -> BaseException:
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int, at: datetime) -> tuple[Call, Any]:
     """The journal's row for a function of `ctx.call`, which ended at `at`, and the result that the workflow gets. The
-    result is decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the workflow could go through the
-    names of a dict in another order than its replay, which would then take the result of one name's call for another's.
+    result is decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the names of a dict could have
+    another order now than in a replay. If the workflow then makes a call for each name, the replay would mix up the
+    results of these calls.
 
     Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
-    three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type does not take
+    three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type cannot read
     the JSON back. If such a result were recorded, each replay would fail.
     """
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -978,10 +990,10 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     that awaits a call first decides the call's place, so it must be the same branch at each replay.
 
     Two cases are safe:
-    - One branch is an ancestor of the other (the other began in its gather): an ancestor does nothing while its
-      branches run.
-    - The call is the first that `owner` awaits, and `branch` descends from the parent of `owner`: all branches of a
-      gather begin their first call before any of them goes on.
+    - One branch is an ancestor of the other, which began in a gather of the ancestor. The reason: an ancestor does
+      nothing while its branches run.
+    - The call is the first that `owner` awaits, and `branch` descends from the parent of `owner`. The reason: all
+      branches of a gather begin their first call before any of them goes on.
     """
     if branch is owner:
         return

@@ -35,9 +35,9 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: the claim charges the task a loss: the task was running. Exception: the owner itself holds the task, and claims
-# it again. Then the answer to a claim was lost, and no attempt. So a failover, which loses many answers, charges no
-# task.
+# SQL: whether the claim charges the task a loss. It does if the task was running, because then an attempt was lost.
+# Exception: the owner itself holds the task, and claims it again. Then only the answer to its earlier claim was lost,
+# and no attempt. So a failover, which loses many answers, charges no task a loss.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1 task ids. $2 owner. $3 duration of the lease. $4 the bound on losses: a running task with this many losses is not
@@ -80,9 +80,9 @@ async def claim(
     `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. For
     these tasks the claim charges no loss.
 
-    The caller must also acknowledge the hints of the tasks that the answer leaves out: a task that has ended, is not
-    due, or is unknown; a task with a living owner or with too many losses; a task in a paused queue; and a task whose
-    job is being cancelled.
+    The result leaves out a task that has ended, is not due, or is unknown; a task with a living owner or with too many
+    losses; a task in a paused queue; and a task whose job is being cancelled. The caller must acknowledge the hints of
+    these tasks, too.
     """
     requested_at = monotonic()
     rows = await connection.fetch(
@@ -91,8 +91,8 @@ async def claim(
     return [claimed_of(row, terms, requested_at) for row in rows]
 
 
-# For each completed task ($1) the next step that its completion claimed. $2 the owner, $3 the tasks that the worker
-# knows it holds: the statement leaves these out.
+# Returns, for each completed task ($1), the next step that its completion claimed. $2 the owner. $3 the tasks that the
+# worker knows it holds, which the statement leaves out.
 _CLAIMED_NEXT_STEPS = """
 -- claimed_with
 SELECT DISTINCT ON (t.id) t.id AS task_id, step.id AS next_step_id

@@ -14,8 +14,8 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint: the poll skips the task until it
-#: has been due for `share.overdue` (see the CTE `shares`).
+#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint, so the poll skips it until it has
+#: been due for `share.overdue` (see the CTE `shares`).
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
@@ -31,7 +31,7 @@ _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
 # tenant come by priority, then by the time at which they became due. After thirty seconds a task counts as one of the
 # next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
 #
-# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
+# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 the most tasks to claim.
 # $5 the poll window: the statement does not read tasks that have been due for longer than this.
 # $6 tenants. $7 how many tasks each of them has running. NULL: the statement counts them.
 # $8 tenants with tasks on this worker. $9 how many each of them has there. $10 how many more each of them may get.
@@ -171,14 +171,14 @@ async def poll(
     """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
 
     `overdue`: the poll skips a `pending` task, which has a hint, until the task has been due for this many seconds.
-    `back`: the poll window in seconds. The poll does not read tasks that have been due for longer. None: it reads all.
+    `back`: the poll window in seconds. The poll does not read tasks that have been due for longer. None: no bound.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.
     `shares`: for each tenant, how many of its tasks run on this worker, and how many more this poll may claim (None:
     any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: as `overdue`, for tenants that are not in `shares`. The poll uses the smaller of the two. None:
-    `overdue`.
+    `other_overdue`: as `overdue`, for tenants that are not in `shares`. The poll uses the smaller of the two values.
+    None: the poll uses `overdue` for all tenants.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

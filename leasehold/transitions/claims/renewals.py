@@ -70,8 +70,8 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 
 
 async def to_cancel(connection: Connection, owner: UUID, task_ids: Iterable[UUID]) -> list[UUID]:
-    """The tasks of `owner`, out of `task_ids`, that must stop: the task is cancelable, and its job is being cancelled.
-    The query is cheap: call it twice a second.
+    """Those of `task_ids` that `owner` must stop, because the task is cancelable and its job is being cancelled. The
+    query is cheap enough for two calls a second.
     """
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(task_ids))]
 
@@ -118,7 +118,8 @@ FOR UPDATE OF j, t SKIP LOCKED
 
 
 async def lock_unlocked(connection: Connection, tasks: Iterable[UUID]) -> set[UUID]:
-    """Lock those of the tasks, and their jobs, that no other transaction has locked. Returns these tasks. Call this in
-    a transaction: a settlement of these tasks then waits for nobody.
+    """Lock the tasks and their jobs. A task is left out if another transaction has locked it or its job. Returns the
+    locked tasks. Call this in a transaction: in it, a settlement of the locked tasks then waits for no other
+    transaction.
     """
     return {row["id"] for row in await connection.fetch(_LOCK_UNLOCKED, list(tasks))}

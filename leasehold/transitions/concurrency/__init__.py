@@ -2,9 +2,10 @@
 a row of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
 
 PostgreSQL counts the admitted, unfinished jobs each time, because a stored count could become wrong. A transaction that
-admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock them in the same order
-(of their bytes, whatever the collation of the database), so they cannot deadlock. Jobs are admitted when a job arrives,
-when a job of the same limit ends, and by the sweeper. A job without limits costs nothing.
+admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock these rows in the same
+order, so they cannot deadlock. This order is by the bytes of the limits' names, whatever the collation of the database.
+Jobs are admitted when a job arrives, when a job of the same limit ends, and by the sweeper. A job without limits costs
+nothing.
 
 Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A shared limit of at least
 four jobs reserves one place for tenants without an admitted job. The reason: an admitted job cannot be made to wait

@@ -31,11 +31,11 @@ _MAX_BATCH = 500
 #: After jobs have ended, the first batch reads at least this many jobs. There is seldom room for more than a few.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
-#: So many limits exist only if each value of a payload has its own limit. Then a search is not needed: a batch reads
-#: the first jobs of each limit, so a full limit hides no job of another limit.
+#: More than 2,000 full limits exist only if each value of a payload has its own limit. Then a search is not needed,
+#: because a batch reads the first jobs of each limit, so a full limit hides no job of another limit.
 _MAX_FULL = 2000
-#: The largest share of its time that a process spends on searches. A search is due after _OLDEST_SEARCH_SECONDS in any
-#: case.
+#: The largest share of its time that a process spends on searches. When the last search is _OLDEST_SEARCH_SECONDS ago,
+#: the next search is due in any case.
 _SEARCH_SHARE, _OLDEST_SEARCH_SECONDS = 1 / 100, 60.0
 
 
@@ -253,7 +253,7 @@ async def _admit_behind(
             if not chosen.job_ids and chosen.full <= full:
                 break
             full |= chosen.full
-    except TIMED_OUT:  # no error of these limits: none goes to quarantine
+    except TIMED_OUT:  # these limits are not at fault, so none goes to quarantine
         log.warning("the search for jobs that may be admitted took too long", limits=len(chosen.with_room))
     finally:
         search.done(began)
@@ -335,7 +335,7 @@ async def _choose(
     for row in waiting_jobs:
         now, names = still_waiting.get(row["job_id"]), _limits_of(row)
         if now is None or {*_limits_of(now)} != {*names}:
-            continue  # the job waits no more, or it waits at limits that are not locked
+            continue  # the job no longer waits, or it now waits at limits that are not locked
         refusing = next((name for name in names if not rooms[name].admits(row["tenant_id"])), None)
         if refusing is not None:
             full.add(refusing)

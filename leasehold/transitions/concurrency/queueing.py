@@ -2,7 +2,7 @@
 (table `gate_job`).
 
 An operator declares a limit, or a limit comes with the jobs that name it. A limit of a job may follow a declared limit,
-for example for one value of the payload: it then has the bounds of the declared limit.
+for example as the limit of one value of the payload. It then has the bounds of the declared limit.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class LimitedJob(Protocol):
 
 
 # $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. Returns the limits whose rows
-# exist and need no change. The lock only keeps these rows from being deleted, until the transaction ends. So neither
-# admissions nor other submissions wait for it: a user's transaction that submits (`submit_in`) may stay open for long.
+# exist and need no change. The lock only keeps these rows from being deleted, until the transaction ends. So admissions
+# and other submissions do not wait for it. They must not, because a user's transaction that submits (`submit_in`) may
+# stay open for long.
 _KEEP_LIMITS = """
 -- gates_keep
 SELECT g.tenant_id, g.key
@@ -99,15 +100,15 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
 
 async def queue_up_again(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
     """Let held jobs wait at other limits than before. Before this call, the caller locks first the limits
-    (`lock_limits`) and then the jobs: an admission locks in this order, too.
+    (`lock_limits`) and then the jobs, because an admission locks in this order, too.
     """
     await connection.execute("DELETE FROM gate_job WHERE job_id = ANY($1::uuid[])", [job.id for job in jobs])
     await queue_up(connection, jobs)
 
 
 async def write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit]) -> None:
-    """Write the limits' rows, and keep them until the caller's transaction ends. Only a row that is new, or that gets
-    other bounds, is locked for other transactions, too.
+    """Write the limits' rows. Until the caller's transaction ends, no other transaction can delete them. Only a row
+    that is new, or that gets other bounds, makes other submissions and admissions wait.
     """
     by_name = _by_name(limits)
     bounds = await _bounds(connection, by_name)
@@ -117,7 +118,7 @@ async def write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit
 
 
 async def lock_limits(connection: Connection, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Write the limits' rows, and lock them until the caller's transaction ends: admissions wait."""
+    """Write the limits' rows, and lock them until the caller's transaction ends. Until then, admissions wait."""
     if limits:
         await connection.execute(_WRITE_LIMITS, *_columns(await _bounds(connection, _by_name(limits))))
 

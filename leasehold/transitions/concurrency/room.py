@@ -27,7 +27,7 @@ WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
 GROUP BY g.key, g.owner
 """
 
-# In the order of the bytes, as Python sorts names: see `_FOLLOWED` in queueing.py.
+# Locks the limits in the order of the bytes of their names, as Python sorts names: see `_FOLLOWED` in queueing.py.
 # FOR NO KEY UPDATE does not wait for submissions, which only keep the rows from being deleted (`_KEEP_LIMITS`).
 _LOCK = """
 -- gates_lock
@@ -39,9 +39,9 @@ FOR NO KEY UPDATE OF g
 """
 _LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip() + " SKIP LOCKED\n"
 
-# SQL, for the end of a condition: the row `g` of gate_job may be deleted. `gate` is the row's limit. The preceding
-# condition checks that the row's job has finished: such a job no longer counts. Exception: at a limit with a rate, the
-# job's admission counts for a minute.
+# SQL: the row `g` of gate_job, whose limit is `gate`, may be deleted. This text is appended to a condition that has
+# already checked that the row's job has finished. A finished job no longer counts at its limit. Exception: at a limit
+# with a rate, the job's admission counts for a minute.
 _FORGETTABLE = f"""
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """
@@ -147,7 +147,8 @@ async def rooms_of(
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(admitted_by_key)) if admitted_by_key else ():
         admitted_by_key[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
-    rooms.update({name: Room(0, 0) for name in counts})  # those that are not locked: `counts` has all that have a row
+    # `counts` has each limit that has a row. A limit that could not be locked keeps this Room: no job enters.
+    rooms.update({name: Room(0, 0) for name in counts})
     for row in limits:
         name = (row["tenant_id"], row["key"])
         unfinished, last_minute = (

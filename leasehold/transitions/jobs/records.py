@@ -25,8 +25,8 @@ EXTERNAL = "ext:"
 
 
 def external_queue(tenant_id: str, queue: str) -> str:
-    """The name of a queue of external workers, as rows have it. The name contains the tenant: no other tenant can claim
-    from the queue.
+    """The name of a queue of external workers, as rows have it. The name contains the tenant, so no other tenant can
+    claim from the queue.
     """
     return f"{EXTERNAL}{tenant_id}:{queue}"
 
@@ -122,7 +122,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
             "grace_seconds": ceil(terms.grace.total_seconds()),
-            # For a job with a single task, the view `history` derives events: the platform then writes fewer rows.
+            # For a job with a single task, the view `history` derives some events, so the platform writes fewer rows.
             "single_task": tasks[0]["id"] if len(tasks) == 1 and status is JobState.QUEUED else None,
         }
         | (new.run.record() if new.run is not None else {})
@@ -162,8 +162,8 @@ def _hint_headers(new: NewJob) -> dict[str, str]:
 
 
 def task_records(new: NewJob) -> list[dict[str, Any]]:
-    """The job's tasks as records of SUBMIT: one for each step. Parts are left out: a step makes their tasks when it
-    fans out. Raises Invalid `nothing_to_do`.
+    """The job's tasks as records of SUBMIT: one for each step. Parts are left out, because a step makes their tasks
+    when it fans out. Raises Invalid `nothing_to_do`.
     """
     steps, skipped = _steps_of(new.pipeline, new.params)
     ids, needs = {step.name: new_id() for step in steps}, _needs_of(steps, skipped)
@@ -192,8 +192,8 @@ def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step]
 
 
 def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[str]]:
-    """Name of a step -> the steps for which it waits: those that it needs. Instead of a skipped step, it waits for the
-    steps that the skipped step needs: so the order of the other steps stays the same.
+    """Name of a step -> the steps for which it waits. A step waits for the steps that it needs. In place of a skipped
+    step, it waits for the steps that the skipped step needs, so the order of the other steps stays the same.
     """
     needs: dict[str, set[str]] = {}
     for step in steps:  # each step comes after those that it needs
@@ -241,7 +241,7 @@ def _task_record(
 
 def _task_timeout(step: Step) -> int | None:
     """Seconds that one attempt may take, if the template sets them. None: the worker uses the limit in the step's code.
-    An external worker has no such code: so its task gets the step's default here.
+    An external worker has no such code, so its task gets the step's default here.
     """
     if step.timeout_seconds is None and step.external:
         return max(int(step.timeout.total_seconds()), 1)

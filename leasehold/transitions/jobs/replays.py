@@ -20,27 +20,29 @@ from leasehold.transitions.workflows.journal_sql import CLOSED
 _LAST_BAND = len(BANDS) - 1
 
 # SQL: the step `t` was skipped at submission, because of the job's parameters. Such a step has no event. A step that
-# was skipped because another step failed has one.
+# was skipped because another step failed has an event.
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# SQL: the step `t` must stay failed. A workflow has started it (`contained`), and has made a call since it failed, or
-# has recorded the failure before such a call. So the workflow's journal (the rows of its calls) depends on the failure.
+# SQL: the step `t` must stay failed. A workflow started it (`contained`). Since the step failed, the workflow has made
+# another call, or has recorded the failure in its journal (the rows of its calls). So the journal depends on the
+# failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id
                 AND (e.at > t.finished_at OR (e.child_id = t.id AND e.state = 'failed'))))"""
 
 
 def _is_of_own_run(row: str) -> str:
-    """SQL condition: the row of the journal is of a call whose work a run of its own does (`ctx.run` of a limited
-    task). The driver knows such a row by the same mark (`is_own_run` in workflows/journal.py).
+    """SQL condition: the row of the journal belongs to a call whose work is done by a run of its own (`ctx.run` of a
+    limited task). The driver recognises such a row by the same mark (`is_own_run` in workflows/journal.py).
     """
     return f"strpos({row}.name, '#') > 0"
 
 
 def _is_called_again(status: str) -> str:
-    """SQL condition: the journal's row `e` of such a call goes, so that the workflow makes the call again. `status`:
-    that of the run. If it failed, its row `start` stays: the workflow retries the run.
+    """SQL condition: the journal's row `e` of such a call must be deleted, so that the workflow makes the call again.
+    The row `result` is always deleted. If the run failed, the row `start` stays, because the workflow retries the run.
+    `status`: SQL of the run's status.
     """
     return f"(e.kind = 'result' OR (e.kind = 'start' AND {status} IS DISTINCT FROM 'failed'))"
 
@@ -54,10 +56,11 @@ _REPLAYABLE = unindexed(
 # immediately, or after the steps that they need. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are
 # sent at the job's next end, too.
 #
-# A workflow runs a limited task in a run of its own: its calls have the name of a step (`charge#1`) in the journal, and
-# the rows `start` and `result`. `calls_again` deletes rows of such runs that have ended without success, unless the
-# workflow has recorded that. Of a run that failed it deletes the row `result`: the workflow retries the run. A run that
-# is cancelled or deleted cannot be retried: without both rows, the workflow starts another one.
+# A workflow runs a limited task in a run of its own. Such a call has two rows in the journal, `start` and `result`,
+# both with the name of a step (`charge#1`). `calls_again` handles the calls whose runs have ended without success, if
+# the workflow has not recorded this end yet. If the run failed, `calls_again` deletes only the row `result`, and the
+# workflow retries the run. If the run was cancelled, has expired or was deleted, it cannot be retried. Then
+# `calls_again` deletes both rows, and the workflow starts another run.
 #
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
 # $4: whether the job must wait at its concurrency limits (is `held`) first. `waiting_on` counts the steps for which a
@@ -160,8 +163,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. A step that
-# runs again may need steps that also run again, or that have not succeeded (REPLAY revives them): it waits for these.
+# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Among the
+# steps that it needs, a step waits for those that also run again, and for those that have not succeeded (REPLAY revives
+# them).
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
 # the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.
@@ -215,8 +219,8 @@ WHERE j.id = $1
 RETURNING (SELECT count(*) FROM rewound)
 """
 
-# As REWIND, for a call $2 of the workflow $1 that a run of its own has done (see REPLAY). A run that goes on keeps its
-# rows.
+# As REWIND, but $2 names a call of the workflow $1 whose work was done by a run of its own (see REPLAY). If that run is
+# still going on, its rows stay.
 _REWIND_CALL = f"""
 -- rewind_call
 WITH called AS (
@@ -265,15 +269,15 @@ async def replay(
     followed: Sequence[str] = (),
     cause: Mapping[str, str] | None = None,
 ) -> list[Announcement] | None:
-    """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay succeeded. None:
-    no such failed job.
+    """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay succeeded.
+    Returns the hints to be published after the commit, or None if there is no such failed job.
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
     instead, and the steps that need this step run again, too. A step that had fanned out then fans out again, unless
     `from_step` is one of its parts. `terms`: the job's limits and exclusive key from now on. None: the job waits at no
     limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run of their `on_failure`
     pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key. If the job has limits,
-    the caller must call `concurrency.admit` after the commit: the job waits until then.
+    it waits until the caller calls `concurrency.admit`, which must follow the commit.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.
@@ -328,7 +332,7 @@ async def replay_together(
     """failed -> queued or waiting_worker, as `replay`, for jobs that have never had a limit, an exclusive key or a
     dedupe key. They get none of these now.
 
-    The hints get the last band, because so many hints must not delay the hints of other jobs.
+    The hints get the last band, because the many hints of a batch must not delay the hints of other jobs.
     """
     rows = await connection.fetch(
         REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed), _LAST_BAND, cause

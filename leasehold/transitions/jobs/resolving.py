@@ -53,18 +53,18 @@ FROM locked_job l JOIN resolved_step d ON d.job_id = l.id
 RETURNING task_id
 """
 
-# The step of an ended job whose order has an unknown outcome.
+# Finds the step $3 of an ended job, if the outcome of the step's order is unknown.
 _FIND = f"""
 -- resolve_find
 SELECT t.id AS task_id, t.epoch, n.value AS note, j.status AS job_status FROM job j
 JOIN task t ON t.job_id = j.id AND t.step = $3 JOIN note n ON n.task_id = t.id
 WHERE j.id = $1 AND j.tenant_id = $2 AND {IS_UNKNOWN.format(intent="$4", now="clock_timestamp()")}
 """
-# The same. The job's row is locked until the transaction ends.
+# As `_FIND`. It also locks the job's row until the transaction ends.
 _LOCK = f"""{_FIND.replace("resolve_find", "resolve_lock")}FOR UPDATE OF j
 """
 
-# The value of a step that does not run again.
+# Writes the value of a step that does not run again.
 _RECORD = """
 -- resolve_record
 INSERT INTO result (task_id, value) VALUES ($1, $2) ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
@@ -84,8 +84,8 @@ SELECT s.action, s.ref, s.actor, s.at FROM settlement s WHERE s.job_id = $1 AND 
 ORDER BY s.at DESC LIMIT 1
 """
 
-# The jobs of other tenants that have adopted the order $3 of the system $2. The table has a row for each decision of a
-# person, so only a few thousand rows. This statement may read all of them.
+# Finds the jobs of other tenants that have adopted the order $3 of the system $2. The table has one row for each
+# decision of a person, so it has only a few thousand rows. This statement may read all of them.
 _ADOPTERS = """
 -- settlement_adopters
 SELECT j.params FROM settlement s JOIN job j ON j.id = s.job_id
@@ -133,8 +133,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement. False: somebody else has settled this failure already, and nothing was written. `ref`: the
-    adopted order's id at `system`, the provider.
+    """Write the settlement. Returns False if somebody else has settled this failure already; then nothing was written.
+    `ref`: the adopted order's id at `system`, the provider.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """
@@ -169,9 +169,9 @@ async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
 async def resolve(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
 ) -> bool:
-    """failed -> succeeded, for one step of a failed job. Another step of the job must need this step: otherwise no step
-    would be left to run. Call `replay` in the same transaction: the job then goes on with the next steps. False: there
-    is no such failed step.
+    """failed -> succeeded, for one step of a failed job. Another step of the job must need this step, because otherwise
+    no step would be left to run. Then call `replay` in the same transaction, so that the job goes on with the next
+    steps. Returns False if there is no such failed step.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 

@@ -15,13 +15,13 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip writes any number of jobs. The statement does not join jobs with tasks: the planner does not know how
-# many rows the CTEs have, and might compare each task of a batch with each job of the batch.
+# One round trip writes any number of jobs. The statement does not join jobs with tasks, because the planner does not
+# know how many rows the CTEs have, and might compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until the limits admit the job, it is held, and `start_within_seconds` is its
 # time limit.
-# If `not_before` is NULL or has passed, `greatest` gives the present time: so the job comes after all jobs that are due
+# If `not_before` is NULL or has passed, `greatest` gives the present time. So the job comes after all jobs that are due
 # already.
-# A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
+# A queue `ext:...` gets no hints (messages that tell workers of due tasks), because external workers poll.
 SUBMIT = f"""
 -- submit
 WITH new_job AS MATERIALIZED (
@@ -108,12 +108,13 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)
     limited_jobs = [new for new in jobs if new.limits]
     in_pieces = len(jobs) > jobs_per_piece
-    # A single statement needs no transaction. Limited jobs need more statements: for these the caller's transaction is
-    # enough. Pieces always get a transaction, or a savepoint inside the caller's transaction.
+    # A single statement needs no transaction. Limited jobs need several statements, for which the caller's transaction
+    # is enough. Pieces always get a transaction, or a savepoint inside the caller's transaction.
     needs_transaction = in_pieces or (limited_jobs and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
         if limited_jobs:
-            # Before the jobs and their keys, as a retry does: the opposite order could deadlock with it.
+            # Limits are written before the jobs and their keys, as in a retry. The opposite order could deadlock with a
+            # retry.
             await concurrency.write_limits(connection, [limit for new in limited_jobs for limit in new.limits])
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once
         hints = await write(connection, jobs)
@@ -130,7 +131,7 @@ async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], jobs_
     writing = asyncio.create_task(_write(connection, *_records(jobs[:jobs_per_piece])))
     try:
         for first in range(jobs_per_piece, len(jobs), jobs_per_piece):
-            await asyncio.sleep(0)  # lets the task send its piece to PostgreSQL before the next piece is made
+            await asyncio.sleep(0)  # lets `writing` send its piece to PostgreSQL before the next piece is made
             records = _records(jobs[first : first + jobs_per_piece])
             hints += await writing
             writing = asyncio.create_task(_write(connection, *records))

@@ -33,7 +33,7 @@ LEFT JOIN advanced_jobs e ON e.id = s.job_id AND e.status = 'cancelled'
 async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
     """running -> cancelled, in a job that is being cancelled. The job ends with the last of its leased steps.
 
-    A lease of any other job changes nothing: its verdict is LOST.
+    A lease of any other job changes nothing, and its verdict is LOST.
     """
     return await settle_twice(partial(_acknowledge_cancel, connection), leases, lambda lease: lease)
 

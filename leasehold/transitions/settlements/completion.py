@@ -39,11 +39,11 @@ _IS_READY = (
     " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
-#: SQL: a column: whether the worker may claim a next step of the job. `place`: the lease's position in the parameter
-#: arrays. `external`: how many steps of the job are for external workers.
+#: SQL of a column that says whether the worker may claim a next step of the job. `place`: the lease's position in the
+#: parameter arrays. `external`: how many steps of the job are for external workers.
 _CLAIM_NEXT = """,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
-#: SQL: a join that counts the next steps of the job that the statement claims.
+#: SQL of a join that counts, for each job, the next steps that the statement claims.
 _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
         SELECT count(*)::int AS step_count FROM claimed_steps t WHERE t.job_id = per_job.job_id
     ) AS claimed_next

@@ -84,8 +84,8 @@ async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Set
     kept.
 
     Raises asyncpg.UniqueViolationError if the step has fanned out before, because tasks with its parts' names exist.
-    Also raises it if another step has just fanned out into the same part: then repeat the call, which gives the tasks
-    other names.
+    Also raises it if another step has just fanned out into parts of the same name. In this case repeat the call: the
+    tasks then get other names.
     """
     return await settle_twice(partial(_fan_out, connection), fan_outs, attrgetter("lease"))
 

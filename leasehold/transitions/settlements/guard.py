@@ -69,12 +69,12 @@ def _held(job_condition: str) -> str:
 #: `jobs`: the jobs of the leases, locked;
 #: `held`: the tasks that pass the guard, locked. Its columns: id and nth of the lease; job_status, steps_left, leased,
 #: external, tenant_id, trace, event_seq, pipeline and created_at of the job.
-#: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
-#: are not retried.
+#: Here `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by
+#: `acknowledge_cancel`, and are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
 #: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
-#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. `leased` counts this
-#: workflow until it has ended, also while it has no lease.
+#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. The job's `leased`
+#: counts this workflow until it has ended, also while it has no lease.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -92,10 +92,10 @@ async def settle_twice(
 ) -> Settled:
     """Run the statement `settle`, and run it again for the leases whose verdict is LOST.
 
-    An earlier try of the same settlement may still be under way. Its client no longer waits for the answer, or has sent
-    the request twice. The statement then waits for the lock of the job, and finds that it has nothing to write. But a
-    statement that waits keeps its old snapshot. So it does not see that the earlier try has settled the task, and only
-    the second run sees this. If the lease is lost, neither run changes anything.
+    An earlier try of the same settlement may still be under way, because its client no longer waits for the answer, or
+    has sent the request twice. The first run of `settle` then waits for the lock of the job, and finds that it has
+    nothing to write. But a statement that waits keeps its old snapshot. So the first run does not see that the earlier
+    try has settled the task; the second run sees this. If the lease is lost, neither run changes anything.
     """
     outcome = await settle(settlements)
     lost = [one for one in settlements if outcome.verdicts[lease_of(one).task_id] is Verdict.LOST]

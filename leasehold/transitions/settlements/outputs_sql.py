@@ -27,7 +27,7 @@ def write_outputs(settled: str, parameter: str) -> str:
 
 
 def outputs_column(outputs: Sequence[Sequence[Output]]) -> list[Mapping[str, Any] | None]:
-    """The parameter that `write_outputs` reads. Each element is a mapping, because PostgreSQL takes a list of lists for
-    an array of two dimensions.
+    """The parameter that `write_outputs` reads. Each element is a mapping, because PostgreSQL would read a list of
+    lists as an array of two dimensions.
     """
     return [{"of": [asdict(output) for output in of_task]} if of_task else None for of_task in outputs]

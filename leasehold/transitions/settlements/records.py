@@ -43,11 +43,11 @@ class Completion:
     is_last: bool = False  # no other step needs this one, as far as the worker knows
 
     def claiming_next(self) -> Completion:
-        """The same completion with `claim_next`, and not `is_last`: after a last step, no step could be claimed."""
+        """The same completion with `claim_next` and without `is_last`: no step could be claimed after a last step."""
         return Completion(self.lease, self.outputs, self.value, claim_next=True)  # a hot path: `replace` takes longer
 
     def of_last_step(self) -> Completion:
-        """The same completion with `is_last`, and not `claim_next`."""
+        """The same completion with `is_last`, and without `claim_next`."""
         return Completion(self.lease, self.outputs, self.value, is_last=True)
 
 
@@ -67,11 +67,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozing:
-    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `missing_handler`:
-    the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or the names of all
-    code that the step needs (missing_code.py). A worker that has it all makes the step due earlier. None: no code is
-    missing. `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker: earlier losses
-    no longer count.
+    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads.
+
+    `missing_handler`: the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or
+    the names of all code that the step needs (missing_code.py). A worker that has all this code makes the step due
+    earlier. None: no code is missing.
+
+    `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses no
+    longer count.
     """
 
     lease: Lease
@@ -105,7 +108,8 @@ class FanningOut:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The verdict of each task, and the hints (messages that tell workers of due tasks) that the statement wrote. After
-    the commit, the caller publishes the hints: else the relay, a duty of the workers, does so a second later.
+    the commit, the caller publishes the hints. If it does not, the relay (a duty of the workers) does so a second
+    later.
     """
 
     verdicts: dict[UUID, Verdict]

@@ -19,7 +19,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
 # that is being cancelled ends when its `leased` count is 0. A workflow of such a job must run again to see the cancel.
-# So a snooze of the workflow does not change the count: otherwise the job would end first.
+# So a snooze of the workflow does not change the count, because otherwise the job would end first.
 SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to

@@ -141,7 +141,7 @@ async def suspend(
 ) -> Settled:
     """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
 
-    With `terms`, each `step_to_claim` step starts as running, leased to the workflow's worker by these terms.
+    With `terms`, the step `step_to_claim` of each workflow starts as running: the workflow's worker gets its lease.
     """
     return await settle_twice(partial(_suspend, connection, terms), suspendings, attrgetter("lease"))
 
@@ -172,8 +172,8 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
 
 
 def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement has claimed. `row` has its ids as text, because it comes from JSON. `row` lacks the
-    step's argument: the call has it.
+    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. It lacks the step's
+    argument, which the call has.
     """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)

@@ -50,15 +50,16 @@ SELECT EXISTS (SELECT FROM journal e WHERE e.job_id = $1 AND e.branch = $2 AND e
 async def start(
     connection: Connection, lease: Lease, call: Call, new: NewRun, wait: Call | None = None, *, again: bool = False
 ) -> CreatedRuns | None:
-    """(new) -> pending: under the workflow's lease, writes the run and the call's row of the journal, or neither. Safe
-    to repeat. Call this in a transaction. None: nothing was written, because the workflow is being cancelled.
+    """(new) -> pending. Under the workflow's lease, writes the run and the call's row of the journal, or neither. Safe
+    to repeat. Call this in a transaction. Returns None if nothing was written, because the workflow is being cancelled.
     Exception: a detached run starts even then.
 
-    `wait`: the run does the work of a step (`ctx.run` of a limited task). It has the priority and the trace of the
-    workflow, and the journal also gets this row, which waits for its end.
+    `wait`: given if the run does the work of a step (`ctx.run` of a limited task). The journal also gets this row,
+    which waits for the end of the run. The run has the priority and the trace of the workflow.
 
-    `again`: failed -> pending. The journal has the row of the call, and a client has retried the workflow: the run is
-    retried, too. If it is no longer failed, only `wait` is written: the workflow then reads what has become of the run.
+    `again`: failed -> pending. A client has retried the workflow, whose journal already has the row of the call. So the
+    run is retried, too. If the run is no longer failed, only `wait` is written, and the workflow then reads what has
+    become of the run.
 
     Raises LeaseLost.
     """
@@ -90,13 +91,13 @@ async def start(
     return CreatedRuns([], []) if revived is None else CreatedRuns(revived.hints, revived.limits)
 
 
-# SQL: the instant at which the run that the journal's row `e` awaits has ended. If the run is deleted: the year 1970,
-# in which no run has ended.
+# SQL: the instant at which the run that the journal's row `e` awaits has ended. For a deleted run it is in the year
+# 1970, in which no run has ended.
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
 #: SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
-#: workflow for this end. `due_at` is the end for which `_WAKE_WAITING` woke the workflow last: a retried run may end
-#: again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn of the duty
-#: would wake a workflow that has the result and waits for something else.
+#: workflow for this end. `due_at` is the end for which `_WAKE_WAITING` last woke the workflow. It is an instant and not
+#: a flag, because a retried run may end again. The row stays open until the workflow has ended (see `_CLOSE`). So
+#: without `due_at`, every turn of the duty would wake a workflow that has the result and waits for something else.
 HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
@@ -106,11 +107,12 @@ HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 IS_WAITING_WORKFLOW = f"""NOT t.contained AND t.journaled AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}"""
 
-# Workflows that wait for a run that has ended. A step beside the workflow that snoozes keeps its delay. A workflow that
-# runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
-# and then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. It
-# counts only those that this statement locks: workflows that others have locked keep no other one waiting. $2 only this
-# workflow; NULL: all.
+# Locks workflows that wait for a run that has ended. If a step beside the workflow snoozes, it keeps its delay. A
+# workflow that runs now need not be woken. Either it reads that the run has ended. Or it suspends while the journal's
+# row is still open, and then this statement finds the workflow.
+# $1 the most workflows. DISTINCT makes it count workflows, because a workflow may await many runs. Only the workflows
+# that this statement locks count, so workflows that other transactions have locked keep no other workflow waiting.
+# $2 only this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM (
@@ -159,7 +161,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
     return [Announcement.from_row(row) for row in await run_units(connection, DUTY, take, wake)]
 
 
-# Unfinished runs whose workflow was cancelled, failed or expired.
+# Finds unfinished runs whose workflow is being cancelled, or has ended without success.
 _ORPHANS = f"""
 -- workflow_orphans
 SELECT child.id, child.tenant_id, parent.id AS parent_id, parent.status
@@ -172,23 +174,25 @@ LIMIT $1
 """
 
 
-# Closes all rows of a workflow that succeeded, and else the rows whose run has ended, or is deleted. The index of open
-# rows then leaves them out. Exception: until the workflow has ended, two kinds of rows stay open although their run has
-# ended. While one of them is open and has no value, retention keeps the run (`forgettable_jobs` in sweeps.py).
-# - A row `start`: the workflow may still come to await the run. `write_calls` closes the row when the workflow records
-#   the run's result. The row of a run that failed gets the value KNOWN then, and stays open. The reason: a client may
-#   retry the run (`jobs.replay`), and it must still be cancelled if its workflow ends without success.
-# - A row `result`, unless the workflow has recorded the result: the workflow's function may run again and read the
-#   result again. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
+# Closes all rows of a workflow that succeeded. Of any other workflow, it closes the rows whose run has ended, or is
+# deleted. The index of open rows then leaves them out. Exception: until the workflow has ended, two kinds of rows stay
+# open although their run has ended. While such a row is open and has no value, retention keeps the run
+# (`forgettable_jobs` in sweeps.py).
+# - A row `start`, because the workflow may still come to await the run. `write_calls` closes the row when the workflow
+#   records the run's result. If the run failed, the row gets the value KNOWN instead, and stays open. The reason: a
+#   client may retry the run (`jobs.replay`), and the run must still be cancelled if its workflow ends without success.
+# - A row `result`, because the workflow's function may run again and read the result again. A row whose result the
+#   workflow has recorded is not open. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
 #
-# A client may also retry a workflow that failed: REPLAY then opens these two kinds of rows again. So the row `start`
-# gets a mark: a row that must stay closed (of a detached run, or of a run whose result is recorded) has none. REPLAY
-# may be under way: the lock makes this statement leave out such a workflow. Otherwise it would close the rows after
-# REPLAY, because it has read that the workflow has failed.
+# A client may also retry a workflow that failed. REPLAY then opens these two kinds of rows again. So when this
+# statement closes a row `start` of a failed workflow, it marks the row (CLOSED). A row that must stay closed has no
+# mark: the row of a detached run, or of a run whose result is recorded. While REPLAY is under way, the lock of the job
+# `p` makes this statement leave the workflow out. Otherwise this statement, which has read that the workflow has
+# failed, would close the rows again that REPLAY has opened.
 #
 # $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE. `OFFSET 0`
-# makes PostgreSQL begin with the open rows: because of the LIMIT, it would sometimes read all jobs first.
-# `child.goes_on` is NULL for a deleted run.
+# makes PostgreSQL begin with the open rows. Without it, PostgreSQL would sometimes read all jobs first, because of the
+# LIMIT. `child.goes_on` is NULL for a deleted run.
 _CLOSE = f"""
 -- workflow_children_close
 WITH closable AS (
@@ -229,7 +233,7 @@ async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list
     rows = await connection.fetch(_ORPHANS, limit)
     for row in rows:
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
-        if row["status"] == "failed":  # the workflow may be retried, and awaits the run then
+        if row["status"] == "failed":  # a retry of the workflow would await the run again
             reason += "; a retry of the workflow does not run it again, a rerun starts it anew"
         cancel = partial(
             jobs.request_cancel,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from leasehold.db.database import unindexed
 
-#: SQL: the value of a row `start` that a statement has closed although its workflow, or the run, had failed and may run
-#: again. A row of a detached run, which is `done` from its beginning, has no value.
+#: SQL: the value of a row `start` that a statement has closed. It marks a row that was open before. So a retry of the
+#: workflow opens this row again. A row of a detached run, which is `done` from its beginning, has no value.
 CLOSED = """'{"closed": true}'::jsonb"""
 
 #: SQL: the value of an open row `start` whose run has failed, if the workflow has recorded the failure. Retention may

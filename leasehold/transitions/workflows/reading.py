@@ -1,4 +1,4 @@
-"""Reads journals: `read_each` reads the parts that a worker needs of many journals; `read` reads a whole journal.
+"""Reads journals. `read_each` reads, from many journals, the parts that a worker needs; `read` reads a whole journal.
 
 A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
 signal, a step, a run. The place of a row is its branch (one of the coroutines that run at the same time) and its number
@@ -49,10 +49,10 @@ _ENTRIES = """
 
 
 #: At most `_SIGNALS` signals are read with the journal. A signal is left out if the signals before it together have
-#: `_SIGNAL_BYTES` or more. The reason: a client may have sent a thousand large signals, and most wakes need none.
-#: READ_SIGNAL reads a signal that was left out, when a call waits for its name.
+#: `_SIGNAL_BYTES` or more. The reason: a client may have sent a thousand large signals, and a workflow mostly needs
+#: none of them when it goes on. READ_SIGNAL reads a signal that was left out, when a call waits for its name.
 _SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
-# SQL: the oldest signals to the job of the task `t` that no wait has consumed, and whether there are more.
+# SQL: of the job of task `t`: the oldest unconsumed signals, and whether there are more.
 _FIRST_SIGNALS = f"""
     SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                               ORDER BY s.id) FILTER (WHERE s.is_read), '[]') AS signals,
@@ -67,7 +67,7 @@ _FIRST_SIGNALS = f"""
 
 
 def _read(name: str, rows: str) -> str:
-    """SQL: a statement that reads journals. `rows`: SQL of the rows `e` that it reads of each journal."""
+    """SQL: a statement that reads journals. `rows`: the SQL that selects, from each journal, the rows `e` to read."""
     return f"""
 -- {name}
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
@@ -84,7 +84,8 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 """
 
 
-# $1 owners, $2 tasks, $3 epochs: of the leases. $4, $5 the place after which the page begins, $6 how many rows it has.
+# $1 owners, $2 tasks and $3 epochs of the leases. $4 and $5 the place (branch, number) after which the page begins. $6
+# the most rows of the page.
 READ = _read(
     "read_journal",
     "(SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int)"
@@ -93,9 +94,9 @@ READ = _read(
 #: A journal with at most this many rows is read in one query with other journals. The same holds for the calls that a
 #: workflow still waits for, if they are at most this many. The limit bounds the bytes of the answer.
 SHORT = 16
-#: The most rows of one page of a long journal. If the results of so many calls do not fit into one JSON value of
-#: PostgreSQL, `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its own form, in which a
-#: number takes 12 bytes.
+#: The most rows of one page of a long journal. If the results of a page do not fit into one JSON value of PostgreSQL,
+#: `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its own form, in which a number
+#: takes 12 bytes.
 _PAGE = 200
 READ_SHORT = _read(
     "read_short_journal",
@@ -124,10 +125,10 @@ class Entry:
     """A row of the journal, with the state of the task or run that it awaits (`child`).
 
     `kind`: see records.Call. `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it.
-    `status`: the state of the task or run, and `code` and `message` of its error; None: the row awaits neither. The
-    `message` of a cancelled run is the reason of its cancel.
-    `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the wait does not end by itself. `at`: when
-    the step or run ended, or when the wait ends by itself; in all other cases, when the row was written.
+    `status`: the state of the task or run; None: the row awaits neither, or it is deleted. `code` and `message`: of the
+    error of the task or run. For a cancelled run, `message` is the reason of the cancel.
+    `seconds`: seconds until the wait ends by itself; 0: this time has passed; None: the wait does not end by itself.
+    `at`: when the step or run ended, or when the wait ends by itself; in all other cases, when the row was written.
     """
 
     branch: str
@@ -159,7 +160,8 @@ class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` checks whether more have come
     since. `version`: the version of the workflow's code when the run was submitted. `read_at`: PostgreSQL's time of the
     read. `cancelled_at`: when the cancel of the run was requested.
-    `is_of_other_step`: the workflow has called nothing yet, and another step of its run is a workflow that has.
+    `is_of_other_step`: the workflow has called nothing yet, and the journal belongs to another step of its run, which
+    is a workflow and has made calls.
     `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
     `signals`, which are the oldest ones.
     """
@@ -187,7 +189,7 @@ class Reading:
 
 
 async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
-    """The journals, in order. None: the lease is not valid."""
+    """The journals, in the order of `readings`. An element is None if the lease is not valid."""
     journals: list[Journal | None] = [None] * len(readings)
     short_indexes = [index for index, reading in enumerate(readings) if reading.places is None]
     if short_indexes:
@@ -197,7 +199,7 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
     open_indexes = [index for index, reading in enumerate(readings) if reading.places is not None]
     if open_indexes:
         leases = lease_columns([readings[index].lease for index in open_indexes])
-        # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
+        # Each element is a mapping, because PostgreSQL would read a list of lists as an array of two dimensions.
         places = [{"of": readings[index].places} for index in open_indexes]
         for row in await connection.fetch(READ_OPEN, *leases, places):
             journals[open_indexes[row["nth"] - 1]] = _journal(row)
@@ -228,11 +230,11 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
             raise LeaseLost
         page = _journal(row)
         if journal is None:
-            journal = page  # with the `news` of the first page: signals and ends that come later then count as news
+            journal = page  # its `news` is kept, so signals and ends that come after the first page count as news
         else:
             journal.entries.extend(page.entries)
         places_read += size
-        # The last page: all `places` are read; without `places`, the page has fewer rows than it could have.
+        # This is the last page if all `places` are read, or, without `places`, if the page has fewer rows than `size`.
         if places_read >= len(places) if places is not None else len(page.entries) < size:
             return journal
         if page.entries:

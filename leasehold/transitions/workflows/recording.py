@@ -46,8 +46,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 
 RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
-# For a workflow that has seen the cancel of its job. The statement records the place where the workflow saw the cancel,
-# and the calls that undo its work.
+# This statement is for a workflow that has seen the cancel of its job. It records the place where the workflow saw the
+# cancel, and the calls that undo its work.
 RECORD_CANCELLING = _record("record_calls_of_cancelled", HELD_IN_CANCELLED_JOB)
 
 
@@ -56,10 +56,10 @@ async def record(
 ) -> tuple[dict[UUID, Recorded], list[Announcement]]:
     """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
 
-    In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel. That is: Cancelled
-    was not raised in its code yet (`Recording.has_seen_cancel`).
+    In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel. A workflow has
+    seen the cancel when Cancelled was raised in its code (`Recording.has_seen_cancel`).
 
-    Returns task -> the outcome of its Recording, and the hints of the steps: the caller publishes the hints after the
+    Returns task -> the outcome of its Recording, and the hints of the steps. The caller publishes the hints after the
     commit.
     """
     answers, hints = {}, []

@@ -19,7 +19,7 @@ class Call:
 
     `kind`: run (starts a step of this run) | start (starts another run) | result (waits for a started run) | sleep |
     signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a place where its
-    code was changed). `ctx.run` of a limited task has a start, and a result at the place below it.
+    code was changed). `ctx.run` of a limited task has two rows: a start, and a result at the place below the start.
     `name`: the name of what the call starts or awaits.
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
@@ -76,7 +76,7 @@ class Recording:
 
 
 def calls_column(calls_by_lease: list[tuple[Call, ...]]) -> list[dict[str, Any]]:
-    """The parameter $4 of the statements that write to the journal. Each element is a mapping, because PostgreSQL takes
-    a list of lists for an array of two dimensions.
+    """The parameter $4 of the statements that write to the journal. Each element is a mapping, because PostgreSQL would
+    read a list of lists as an array of two dimensions.
     """
     return [{"of": [call.record() for call in calls]} for calls in calls_by_lease]

@@ -92,7 +92,7 @@ ORDER BY e.name, e.branch, e.number LIMIT 20
 
 async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
     """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself.
-    A workflow may wait for a name several times: the place (`branch`, `number`) and the `epoch` identify the wait.
+    A workflow may wait for one name several times, so the place (`branch`, `number`) and the `epoch` identify the wait.
     """
     return await connection.fetch(_WAITS, run_id, tenant_id)
 
@@ -126,7 +126,7 @@ async def send(
         raise NotFound("run_not_found", "There is no such run.")
     if job["ended"] or job["cancelling"]:
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
-    # Read the schema after the lock: so the query sees a wait that a suspension has written meanwhile.
+    # Read the schema after the lock, so that the query sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
     if schema is not None and (problem := first_mismatch(_validator(orjson.dumps(schema)), payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))
