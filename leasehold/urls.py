@@ -38,7 +38,7 @@ _HTTP_SETTINGS = (
 )  # fmt: skip
 #: In LEASEHOLD_AMQP_URL, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
-#: Advice in error messages.
+#: Advice for error messages: how to name several hosts.
 _SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as host=host1,host2&port=5432,5432"
 
 

@@ -39,7 +39,7 @@ def level() -> int:
 
 
 def own_fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller of `logging` gave as `extra`."""
+    """The fields that the caller of `logging` gave as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in STANDARD_ATTRIBUTES}
 
 
@@ -60,7 +60,7 @@ def log_line(
         return
     record = logging.LogRecord(logger, line_level, "", 0, message, (), None)
     for name, value in ({"child": child} | dict(fields)).items():
-        if not hasattr(record, name):  # a hostile child could replace the record's own attributes and methods
+        if not hasattr(record, name):  # otherwise a hostile child could replace the record's own attributes and methods
             setattr(record, name, value)
     if trace:
         record.traceback = trace

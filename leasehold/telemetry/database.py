@@ -1,5 +1,5 @@
-"""Records whether this process reaches the database. A worker's heartbeat, and an API's readiness probe and exporter
-use it.
+"""Records whether this process reaches the database. The heartbeat of a worker, and the readiness probe and the
+exporter of an API, use this module.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _CUT = b'{"cut":true}'
 
 
 def encoded_chunk(chunk: Any) -> bytes:
-    """The JSON `{"chunk": ...}` of a chunk: a text, or another JSON value. NUL characters are removed from a text.
+    """The JSON `{"chunk": ...}` of a chunk. A chunk is a text, or another JSON value. A text loses its NUL characters.
 
     Raises ValueError for another JSON value with a NUL character, and TypeError for a value without a JSON form.
     """

@@ -4,7 +4,7 @@ prometheus_client.
 The client library locks every value and walks through a histogram's buckets. Here a count is one addition, and an
 observation is one search and two additions, without a lock. So only one thread may write to a child. The thread that
 renews leases writes to the children with the label value `renew`, and the event loop's thread to all others. The scrape
-runs in another thread: its numbers may be from slightly different moments.
+runs in another thread, so its numbers may be from slightly different moments.
 """
 
 from __future__ import annotations

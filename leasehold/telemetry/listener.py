@@ -1,5 +1,5 @@
-"""The HTTP listener of one process on LEASEHOLD_METRICS_PORT: `/metrics` unless metrics are off, and in a worker
-`/livez` and `/readyz`.
+"""The HTTP listener of one process on LEASEHOLD_METRICS_PORT. It serves `/metrics` unless metrics are off. In a worker,
+it also serves `/livez` and `/readyz`.
 
 It runs in its own threads, so it also answers while the main loop is blocked. Only Prometheus and the kubelet should
 reach it.
@@ -49,7 +49,7 @@ class Health:
         self.is_ready = False
 
     def record_turn(self) -> None:
-        """Record that the main loop has just turned."""
+        """Record that the main loop has just made a turn."""
         self._turned_at = monotonic()
 
     def is_alive(self) -> bool:
@@ -59,7 +59,7 @@ class Health:
 
 class _SilentRequests(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - wsgiref's signature
-        """Log nothing: a probe comes every few seconds."""
+        """Log nothing, because a probe comes every few seconds."""
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):

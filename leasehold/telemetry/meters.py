@@ -1,8 +1,8 @@
 """Makes metrics. Their names begin with `leasehold_`, their labels are bounded, and the setting `metrics` turns all of
 them off.
 
-The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words: never an id, and never
-text of a client. `Bounded` enforces this rule for words that a handler chooses.
+The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words. They are never ids, and
+never texts of a client. `Bounded` enforces this rule for words that a handler chooses.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def fast_counter(name: str, meaning: str, labels: Sequence[str], words: Sequence
 def fast_histogram(
     name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW, words: Sequence[str] = ()
 ) -> FastHistogram:
-    """Make a histogram of seconds for the hot path: it costs less per observation than prometheus_client's
-    (fast_metrics.py). `words`: the labels whose values are a few fixed words.
+    """Make a histogram of seconds for the hot path. It costs less per observation than prometheus_client's (see
+    fast_metrics.py). `words`: the labels whose values are a few fixed words.
     """
     _describe(name, "histogram", labels, meaning)
     metric = FastHistogram(name, meaning, labels, bounds, words)

@@ -51,8 +51,8 @@ class Outage:
         return self._since is not None
 
     def record_error(self, error: BaseException, noticed_by: str, **facts: object) -> None:
-        """Record that `noticed_by` met `error` and will try again. Logs only the error's type: its text may hold a
-        row.
+        """Record that `noticed_by` met `error` and will try again. Logs only the error's type, because its text may
+        hold a row of the database.
         """
         with self._lock:
             now = self._clock()

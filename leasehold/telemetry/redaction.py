@@ -50,12 +50,13 @@ def learn(settings: Settings) -> None:
 
 def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
     """Read the secrets. `earlier`: secrets that were replaced. They stay known, because they may still be valid."""
-    # A default is no secret: it stands in the documentation, and innocent text contains it.
+    # A default is no secret, because it stands in the documentation, and innocent text contains it.
     defaults = _secrets_of(Settings.model_construct())
     words = {encoded for secret in _secrets_of(settings) - defaults for encoded in _encodings_of(secret)}
     earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
-    # The longest secret comes first: if it contains a shorter one, replacing the shorter would leave the rest readable.
+    # The longest secret comes first. If a secret contains a shorter secret, and the shorter one was replaced first, the
+    # rest of the longer one would stay readable.
     _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
 
 

@@ -89,8 +89,8 @@ def begin_traces(role: str) -> None:
 def span(
     name: str, kind: Kind = "INTERNAL", *, parent: Headers | None = None, **attributes: str | float
 ) -> AbstractContextManager[Span]:
-    """Measure the block. The parent of its span is the traceparent in the headers `parent`; without `parent`, the span
-    around the block.
+    """Measure the block. The parent of its span is the traceparent in the headers `parent`. Without `parent`, it is the
+    span around the block.
 
     An attribute `messaging_system` is recorded as `messaging.system`.
     """

@@ -40,7 +40,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 TENANT = "test"
 _POLL_SECONDS = 0.02
-#: The program of a worker process. It first imports the modules in its arguments: they declare the app's tasks.
+#: The program of a worker process. It first imports the modules in its arguments, because they declare the app's tasks.
 _WORKER = (
     "import importlib, runpy, sys; [importlib.import_module(name) for name in sys.argv[1:]];"
     " sys.argv[1:] = []; runpy.run_module('leasehold.worker', run_name='__main__', alter_sys=True)"
@@ -153,7 +153,7 @@ class TestApp:
                     await asyncio.sleep(_POLL_SECONDS)
 
     async def _run_until_killed(self, point: str, deadline: float) -> None:
-        """Run a worker process until it is killed at the failpoint `point`. `deadline`: by monotonic()."""
+        """Run a worker process until it is killed at the failpoint `point`. `deadline`: a time of monotonic()."""
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _WORKER, *modules_of(self.app.tasks.values()),

@@ -20,7 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def leasehold_server() -> Iterator[TestServer]:
-    """The session's PostgreSQL: started when the first test needs it, or the one of LEASEHOLD_TEST_DATABASE_URL."""
+    """The session's PostgreSQL. If LEASEHOLD_TEST_DATABASE_URL names a server, the tests use that server. Otherwise a
+    server is started when the first test needs it.
+    """
     from leasehold.testing.server import TestServer  # noqa: PLC0415 - see above
 
     with TestServer() as server:

@@ -71,9 +71,9 @@ _ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
 # these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch has
 # grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
 # newest version of the row. `known_again` deletes the task's row of `unknown_task`, because with this row a worker that
-# has the code would make the task due before its new start. `at_limits` sees to it that a job that waits at its
-# concurrency limits (has rows in `gate_job`) is not admitted before its new start. `unindexed`: PostgreSQL uses no
-# partial index for the condition.
+# has the code would make the task due before its new start. `at_limits` postpones the admission of a job that waits at
+# its concurrency limits (has rows in `gate_job`) to the new start. `unindexed`: PostgreSQL uses no partial index for
+# the condition.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (

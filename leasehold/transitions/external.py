@@ -1,5 +1,5 @@
 """Steps that external workers (programs of clients) claim over HTTP. This module ends such a step after its time limit,
-and reads the results of the earlier steps that it needs. PostgreSQL's clock measures the time limit: neither a
+and reads the results of the earlier steps that it needs. PostgreSQL's clock measures the time limit. Neither a
 heartbeat nor a renewed lease extends the limit.
 """
 
@@ -83,8 +83,8 @@ async def lock(connection: Connection, tenant_id: str, lease: Lease) -> bool:
 
 
 async def is_late(connection: Connection, lease: Lease) -> bool:
-    """Whether the step of this lease is past its time limit. False if the lease is lost. Call it after `lock`: then no
-    other transaction can settle the step before the caller's transaction ends.
+    """Whether the step of this lease is past its time limit. False if the lease is lost. Call this after `lock`,
+    because then no other transaction can settle the step before the caller's transaction ends.
     """
     return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
 
@@ -127,7 +127,7 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
     """
     outcomes = []
     for row in await connection.fetch(_OVERDUE, limit):
-        # This lease only serves to settle the step: nobody reads its `trusted_until`.
+        # This lease only serves to settle the step, so nobody reads its `trusted_until`.
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], trusted_until=monotonic())
         work = partial(time_out, connection, templates, row["tenant_id"], lease)
         outcome = await run_unit(connection, DUTY, row["id"], work)

@@ -28,7 +28,7 @@ class LogChunk:
 
 
 # This commit does not wait for the disk. The attempt's settlement (the commit of its outcome) follows, and writes this
-# commit to the disk, too. An attempt that has lost its lease has no settlement: a crash of the server may then lose its
+# commit to the disk, too. An attempt that has lost its lease has no settlement, so a crash of the server may lose its
 # last lines.
 # PostgreSQL evaluates `set_config` only because a later part reads `setting`. `insert_numbered` makes the end of the
 # statement, which numbers the lines of each job and inserts the chunks. `n`: how many lines a chunk has.

@@ -30,7 +30,7 @@ def is_postponed(table: str) -> str:
 
 def tenant_stays(tenant: str = "tenant_id") -> str:
     """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there. In the
-    first stage of a move, `drain`, nothing is copied yet: the tenant counts as staying.
+    first stage of a move, `drain`, nothing is copied yet, so the tenant counts as staying.
 
     Housekeeping deletes only objects of tenants that stay. The reason: two cells may share a bucket. Then the other
     cell may need the objects of a tenant that moves or has moved.
@@ -64,7 +64,7 @@ WHERE t.tenant_id = $1 AND {is_postponed("schedule")}
 
 
 async def postpone(connection: Connection, tenant_id: str) -> None:
-    """Postpone the tenant's tasks and schedules: no worker claims or fires them. The move's triggers must exist."""
+    """Postpone the tenant's tasks and schedules, so that no worker claims or fires them. The triggers must exist."""
     await connection.execute(_POSTPONE_TASKS, tenant_id)
     await connection.execute(_POSTPONE_SCHEDULES, tenant_id)
 

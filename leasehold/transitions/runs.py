@@ -30,8 +30,8 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
-#: The names of two unique indexes: no two unfinished runs of a template have the same exclusive key (a digest of the
-#: scope), or the same dedupe key (a text that a client chose).
+#: The names of two unique indexes. Because of them, no two unfinished runs of a template have the same exclusive key (a
+#: digest of the scope), or the same dedupe key (a text that a client chose).
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 KEYS = (_EXCLUSIVE, _DEDUPE)
 

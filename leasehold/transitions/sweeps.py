@@ -39,7 +39,7 @@ _WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. The statement would then miss a step that another transaction commits in
-# between: the new step would stay open in a job that has ended.
+# between, and the new step would stay open in a job that has ended.
 # In the first statement, only the jobs that it locks count against LIMIT. So jobs that other transactions have locked
 # keep no other job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
@@ -127,7 +127,7 @@ async def expire_leases(
         if row["is_dead_letter"]:
             count_dead_letter(row["pipeline"], declared_step(row["step"], row["handler"]), _WORKER_LOST)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    # A row without a status has only the hint of a woken workflow: it represents no ended lease.
+    # A row without a status has only the hint of a woken workflow, and represents no ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
@@ -344,8 +344,9 @@ async def forgettable_jobs(
       whose result or failure it has recorded;
     - a workflow that did not succeed, until a duty has requested the cancel of the runs that it started;
     - a job whose admission still counts at a limit with a rate (`per_minute`), for a minute at most;
-    - a job whose webhook deliveries are not written yet, for another day at most: they are made from the job's row;
-    - a job that is being retried (its row is locked): the retry began before the job expired.
+    - a job whose webhook deliveries are not written yet, for another day at most, because they are made from the job's
+      row;
+    - a job that is being retried (its row is locked), because the retry began before the job expired.
     """
     # With `coalesce`, and not with an OR, PostgreSQL uses the index for both ends of the range, also in a prepared
     # statement.

@@ -8,8 +8,8 @@ from datetime import timedelta
 from leasehold.db.database import Connection
 
 #: Table -> its columns that move: the due times, and the past of runs. Code that subtracts two of these instants, such
-#: as a workflow by `ctx.now()`, then sees how much time has passed. Leases are left out: a running worker renews its
-#: leases by the real clock.
+#: as a workflow by `ctx.now()`, then sees how much time has passed. Leases are left out, because a running worker
+#: renews its leases by the real clock.
 _MOVED = {
     "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at", "cancel_by"),
     "run": ("scheduled_at",),
@@ -17,7 +17,7 @@ _MOVED = {
     "gate_job": ("ready_at", "admitted_at"),
     "journal": ("due_at", "at"),
     "signal": ("at",),
-    "schedule": ("updated_at",),  # a schedule counts its failed runs since then
+    "schedule": ("updated_at",),  # a schedule counts the runs that have failed since this instant
     "idempotency": ("locked_until", "expires_at"),
     "quarantine": ("retry_at",),
     "rate_bucket": ("full_at",),

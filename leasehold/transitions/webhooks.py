@@ -44,8 +44,8 @@ _MAY_BE_KNOWN = """EXISTS (
            OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
          OR EXISTS (SELECT 1 FROM known_handler k WHERE starts_with(k.name, j.pipeline || '.'))"""
 
-# Ended jobs whose deliveries are not written yet.
-# $1 at most this many. $2 only this job, even if it is set aside; NULL: all that are not set aside.
+# Locks ended jobs whose deliveries are not written yet, and reads what the deliveries need.
+# $1 the most jobs. $2 only this job, even if it is set aside; NULL: all jobs that are not set aside.
 # $3 the pipelines of this process; NULL: any. $4 the pipelines that have an `on_failure` pipeline.
 # $5: the caller deletes the job, so that its retention ends now.
 #

@@ -142,8 +142,8 @@ async def record_alive(connection: Connection, worker: UUID, starts_per_minute: 
 
 
 async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
-    """Ask the worker to drain: to claim no more tasks, to finish or release its tasks, and to end. False: there is no
-    such worker.
+    """Ask the worker to drain: to claim no more tasks, to finish or release its tasks, and to end. Returns False if
+    there is no such worker.
     """
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 

@@ -151,7 +151,8 @@ class Context:
         """Wait until all arguments have ended. The arguments are calls of this context, and your own coroutines that
         use this context. Awaiting the gather gives their results in order. If some have failed, it raises the error of
         the first failed argument in the order of the arguments. With `return_exceptions` the errors are among the
-        results instead. Exception: if the run is being cancelled, the gather raises Cancelled in any case.
+        results instead. Exception: if a cancel of the run ends one of the arguments, the gather raises Cancelled, even
+        with `return_exceptions`.
         """
         return Gather(calls, return_exceptions=return_exceptions)
 
@@ -173,8 +174,8 @@ class Context:
         )
 
     def patched(self, name: str) -> bool:
-        """Whether this run takes the new code: False for a run that passed this point before the code changed, else
-        True.
+        """Whether this run takes the new code at this point. False for a run that passed this point before the code
+        changed; True for all other runs.
         """
         return self._driver.patched(_checked_name(name))
 
@@ -183,8 +184,8 @@ class Context:
         `ctx.call`. Failures and timeouts count. Before the first result it is the start of the run. A replay gives the
         same time. Starting another run does not move this time, nor does a cancel.
         """
-        # The journal's instants are texts of PostgreSQL, perhaps in another zone: a pooler may drop the session's
-        # setting, and earlier releases did not set it.
+        # The journal's instants are texts of PostgreSQL, perhaps in another time zone, because a pooler may drop the
+        # session's setting, and earlier releases did not set it.
         return self._driver.active.now.astimezone(UTC)
 
     def uuid(self) -> UUID:

@@ -59,9 +59,9 @@ from leasehold.workflows.pending import (
 )
 from leasehold.workflows.port import Port
 
-#: After it has resumed branches this many times in a row, the driver lets the worker's other attempts run.
+#: After the driver has resumed branches this many times in a row, it lets the worker's other attempts run.
 _BURST = 200
-#: Characters of an error's message in the journal.
+#: The most characters of an error's message in the journal.
 _MAX_MESSAGE = 1000
 #: The most bytes of JSON that a result of `ctx.call` may have, unless the worker allows more. The bound is small,
 #: because the result is stored in the journal's row, and each replay reads the whole journal.
@@ -69,8 +69,8 @@ MAX_CALL_BYTES = 64 * 1024
 
 
 class JournalLost(Exception):
-    """The journal lacks calls that this driver has committed: a failover to an asynchronous standby has undone them. A
-    new driver must replay the workflow from its beginning.
+    """The journal lacks calls that this driver has committed, because a failover to an asynchronous standby has undone
+    them. A new driver must replay the workflow from its beginning.
     """
 
 
@@ -119,10 +119,10 @@ class Driver:
         self._active: Branch | None = None
         self._no_task = NoTask()
         self._ready: deque[Branch] = deque()  # branches that can go on
-        self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
+        self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # (branch, number) -> the call that waits
         # id() of a Pending -> what waits for this Pending. A RunCall waits for the end of its run.
         self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
-        self._branches: dict[str, Branch] = {}  # by path
+        self._branches: dict[str, Branch] = {}  # path -> branch
         self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
         self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`, and `ctx.run` of limited tasks.
@@ -181,8 +181,8 @@ class Driver:
         return not main.is_done
 
     def calls_taken(self) -> None:
-        """Forget `calls`: the worker has taken them, to write them to the journal. If the write fails, the worker must
-        not use this driver again.
+        """Forget `calls`, because the worker has taken them, to write them to the journal. If the write fails, the
+        worker must not use this driver again.
         """
         self.calls = []
 
@@ -435,8 +435,8 @@ class Driver:
         self._failures = []
 
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
-        """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result:
-        `_cancel` raises Cancelled where the call is awaited.
+        """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result.
+        Instead, `_cancel` raises Cancelled where the call is awaited.
         """
         if self._cancelled_at is None or entry.state != "open":  # not open: the recorded end counts
             return False
@@ -491,8 +491,8 @@ class Driver:
         return signal
 
     def _end_wait(self, entry: Entry | None, record: Call) -> None:
-        """Record how the wait for a signal ended. `entry`: the wait's row in the journal; `_call_count` includes it
-        already.
+        """Record how the wait for a signal ended. `entry`: the wait's row in the journal, which `_call_count` includes
+        already; None: the wait has no row yet.
         """
         if entry is None:
             self._count_call()
@@ -903,7 +903,7 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """When the result in `value`, the value of a journal's row, came. None if an earlier release wrote the row."""
+    """`value` is that of a journal's row. Returns when its result came, or None if an earlier release wrote the row."""
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 
 

@@ -68,11 +68,11 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
-# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. So the
-# UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then PostgreSQL
-# checks the condition on the newest version of the row. So the condition must test the row `t` itself, because
-# `job_tasks` has the row as it was when the statement began. The UPDATE leaves out a task that has started or stopped
-# running since then, because the counts below depend on `was`.
+# No earlier part of the statement locks the rows of `task`, because each lock would be one more record in the WAL. So
+# the UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then
+# PostgreSQL checks the condition on the newest version of the row. So the condition must test the row `t` itself,
+# because `job_tasks` has the row as it was when the statement began. The UPDATE leaves out a task that has started or
+# stopped running since then, because the counts below depend on `was`.
 #
 # The first claim of a job's single task writes no event, because the view `history` derives the event from the task.
 # The event's number (`claim_seq`) is the job's next number. Until this claim the job has no other task, so no other

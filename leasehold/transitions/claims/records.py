@@ -23,7 +23,8 @@ class Claimed:
     priority: int
     errors: int  # attempts that failed or timed out
     crashes: int  # attempts whose child process died
-    previous_state: str  # the task's state before. `running`: taken over; `waiting`: snoozed, suspended or not due yet
+    #: The task's state before the claim. `running`: taken over. `waiting`: snoozed, suspended, or not due at first.
+    previous_state: str
     waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]
     inputs: dict[str, str]  # the job's input objects: name -> key
@@ -31,9 +32,9 @@ class Claimed:
     trace: dict[str, str] | None
     handler: str | None  # the `pipeline.step` whose code runs the task, if the job's template names one
     timeout_seconds: int | None  # the time limit of one attempt, if the job's template sets one
-    gated: bool  # the job passed concurrency limits: its end may admit other jobs
+    gated: bool  # the job passed concurrency limits, so its end may admit other jobs
     grace_seconds: int  # how long a cancelled attempt may take to stop
-    cancelling: bool  # the job is being cancelled; only a workflow is claimed then: its code must see the cancel
+    cancelling: bool  # the job is being cancelled, and the task is a workflow, whose code must see the cancel
     is_last: bool = False  # no other step needs this one
 
 

@@ -83,8 +83,8 @@ SELECT t.id, t.epoch FROM task t WHERE t.status = 'running' AND t.lease_owner = 
 
 
 async def owned(connection: Connection, owner: UUID) -> dict[UUID, int]:
-    """The running tasks of `owner`, with their epochs. Call this only at the end of a worker: the query reads all
-    running tasks.
+    """The running tasks of `owner`, with their epochs. Call this only at the end of a worker, because the query reads
+    all running tasks.
     """
     return {row["id"]: row["epoch"] for row in await connection.fetch(_OWNED, owner)}
 
@@ -101,7 +101,7 @@ WHERE t.status = 'running' AND t.lease_owner = $1 AND t.lease_until < $2::timest
 async def owned_before(connection: Connection, owner: UUID, instant: datetime, ttl: float) -> dict[UUID, int]:
     """The running tasks of `owner`, with their epochs, whose leases were neither claimed nor renewed since `instant`.
 
-    Call this only after a reconnect: the query reads all running tasks.
+    Call this only after a reconnect, because the query reads all running tasks.
     """
     rows = await connection.fetch(_OWNED_BEFORE, owner, instant, timedelta(seconds=ttl))
     return {row["id"]: row["epoch"] for row in rows}

@@ -299,7 +299,8 @@ async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
     """Call `admit` for all limits. If that fails, call it for each limit separately, and quarantine the limits that
-    fail again. A limit that another transaction has locked waits for a later call: it must not delay all others.
+    fail again. A limit that another transaction has locked waits for a later call, because it must not delay the
+    others.
     """
     limits = sorted(set(names))
     try:

@@ -64,9 +64,10 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
   AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
 """
 
-# The declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that changes
-# or lifts a declared limit waits until the followers are committed. Limits are sorted by their bytes (COLLATE "C"), as
-# Python sorts them: all transactions then lock them in one order, whatever the collation of the database.
+# Locks the declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that
+# changes or lifts a declared limit waits until the followers are committed. Limits are sorted by the bytes of their
+# names (COLLATE "C"), as Python sorts them. So all transactions lock them in one order, whatever the collation of the
+# database.
 _FOLLOWED = """
 -- gates_followed
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
@@ -124,7 +125,7 @@ async def lock_limits(connection: Connection, limits: Sequence[ConcurrencyLimit]
 
 
 def _by_name(limits: Iterable[ConcurrencyLimit]) -> dict[ConcurrencyLimitName, ConcurrencyLimit]:
-    """The limits in the order of their names: all transactions lock in this order, because other orders could
+    """The limits by name, in the order of the names. All transactions lock in this order, because other orders could
     deadlock.
     """
     by_name = {(limit.tenant_id, limit.key): limit for limit in limits}
@@ -140,7 +141,7 @@ async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
 ) -> dict[ConcurrencyLimitName, _Bounds]:
     """The bounds that each limit's row gets, in the order of `limits`. A limit that follows a declared limit gets the
-    present bounds of the declared limit: the operator may have changed them since the job was made.
+    present bounds of the declared limit, because the operator may have changed them since the job was made.
 
     The bounds (None, None) change no existing row. A limit gets them in two cases. Either an operator declared this
     limit, so its row has the bounds already. Or the operator has withdrawn the declared limit that this limit follows.

@@ -31,9 +31,9 @@ async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> 
     return row["output_prefix"] if row is not None and row["finished"] else None
 
 
-# $1 jobs, $2 their tenant. The statement changes only jobs that have ended: from now on no reader finds them, and
-# retention may delete their objects and rows. `unindexed` keeps the planner from an index for this condition: the ids
-# alone find the rows.
+# $1 jobs, $2 their tenant. The statement changes only jobs that have ended. From now on no reader finds these jobs, and
+# retention may delete their objects and rows. `unindexed` keeps the planner from using an index for this condition,
+# because the ids alone find the rows.
 DELETE = f"""
 -- job_delete
 WITH deleted AS (
@@ -50,7 +50,7 @@ SELECT id, output_prefix FROM deleted
 
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Hide an ended job from readers: they find a tombstone instead. After the commit, the caller must delete the job's
+    """Hide an ended job from readers, who find a tombstone instead. After the commit, the caller must delete the job's
     objects, and then call `sweeps.forget_jobs` for its rows. If either fails, retention does it later.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
@@ -76,8 +76,8 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
 #: messages about the end, and the run that follows a failure. For both, the duty needs the job's row.
 IS_REPORTED = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
-#: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay:
-#: otherwise its admission (its row of `gate_job`) would be deleted with it.
+#: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay,
+#: because its admission (its row of `gate_job`) would be deleted with it.
 COUNTS_AT_NO_RATE = f"""NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL

@@ -202,7 +202,9 @@ def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[
 
 
 def _waits_of(new: NewJob, needs: set[str]) -> tuple[int, datetime | None]:
-    """For how many steps the step waits, and until when. `needs`: the steps for which it waits."""
+    """For how many steps the step waits, and the time before which it must not start. `needs`: the steps for which it
+    waits.
+    """
     waiting_on = len(needs)
     not_before = new.not_before if waiting_on == 0 else None
     if new.limits and waiting_on == 0:

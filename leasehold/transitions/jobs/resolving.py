@@ -114,7 +114,7 @@ async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, 
 
 
 async def find(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
-    """As `lock`, without a lock: the job may change at any moment."""
+    """As `lock`, but without a lock, so the job may change at any moment."""
     return _unresolved(await connection.fetchrow(_FIND, job_id, tenant_id, step, intent))
 
 

@@ -239,9 +239,9 @@ FROM claimed_steps t JOIN job j ON j.id = t.job_id
 # has no statistics, the planner expects only one such row, and begins the join with a read of all such rows.
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
-# $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This
-# statement has only the CTEs that such steps need. For a small batch, PostgreSQL takes as long to start the many CTEs
-# of COMPLETE as to complete the steps.
+# $4 values. Completes steps that have no outputs and that no other step needs. Most jobs end with such a step. This
+# statement has only the CTEs that such steps need. The reason: for a small batch, PostgreSQL takes as long to start the
+# many CTEs of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
 {_completed(condition=f" AND {_IS_LAST}")}{_COMPLETED_TASKS}{_advanced_jobs()}), {_results("$4")}{_VERDICTS}"""
 
@@ -290,5 +290,5 @@ async def _complete(connection: Connection, terms: LeaseTerms | None, completion
 
 
 def _with_ids(next_step: dict[str, Any]) -> dict[str, Any]:
-    """The row of the next step, with its ids as UUIDs: JSON has them as text."""
+    """The row of the next step, with its ids as UUIDs. In JSON they are texts."""
     return next_step | {"id": UUID(next_step["id"]), "job_id": UUID(next_step["job_id"])}

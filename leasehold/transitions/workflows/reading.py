@@ -181,7 +181,7 @@ class Journal:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Which rows of a workflow's journal its worker reads. `places`: only the rows at these places (branch, number);
-    None: all rows, if there are at most SHORT.
+    None: all rows, but a journal with more than SHORT rows is cut (`Journal.is_cut`).
     """
 
     lease: Lease
