@@ -16,8 +16,8 @@ _CHILD_LOG = logging.getLogger("leasehold.child")
 
 
 def structlog_by_logging() -> None:
-    """Let structlog log through `logging`. Call this in a child: it sends the lines of `logging` to its worker, but
-    without this call structlog only prints its lines.
+    """Let structlog log through `logging`. Call this in a child, because a child sends only the lines of `logging` to
+    its worker. Without this call, structlog prints its lines.
     """
     import structlog  # noqa: PLC0415 - a worker has its own configuration
 

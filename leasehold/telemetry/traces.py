@@ -29,7 +29,7 @@ class NoExporter(LeaseholdError):
 
 
 class Span:
-    """A span that has begun. This base class records nothing: it is used when traces are off."""
+    """A span that has begun. This base class records nothing. It is used when traces are off."""
 
     traceparent: str | None = None
 

@@ -145,6 +145,7 @@ async def dispatch(
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
     own_pipelines = list(pipelines or ())
+    # `own_names` restricts the call to failed jobs of this process's apps. None: it writes for jobs of any app.
     is_any_app = pipelines is None or (job_id is not None and not deletes)
     own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
     follower_of = {pipeline.name: pipeline.on_failure for pipeline in own_pipelines if pipeline.on_failure is not None}

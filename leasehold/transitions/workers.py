@@ -20,10 +20,10 @@ MAX_HANDLERS = 1000
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the PostgreSQL server: the time since which the server has kept its sessions. It begins with
-# the server's start, or with its last recovery from a crash of one session. Such a crash ends all sessions and resets
-# the statistics; `stats_reset` shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their
-# presence locks. A failover changes the incarnation, because the standby started at another time than the primary.
+# SQL: the incarnation of the PostgreSQL server, given by the time at which it began. That is the server's last start,
+# or its last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics;
+# `stats_reset` shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their presence locks. A
+# failover changes the incarnation, because the standby started at another time than the primary.
 INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 

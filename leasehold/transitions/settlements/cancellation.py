@@ -11,7 +11,7 @@ from leasehold.transitions.endings import END_CANCELLED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
-# The job ends when none of its steps is leased any more. END_CANCELLED_JOBS ends it: this fragment reads
+# The job ends when none of its steps is leased any more. The fragment END_CANCELLED_JOBS ends it. The fragment reads
 # `stopped_steps`, and adds `advanced_jobs` (the jobs). `settled` is also true if an earlier try, whose answer was lost,
 # has stopped the step.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel

@@ -18,7 +18,8 @@ from leasehold.transitions.endings import JobEnded
 
 class Verdict(StrEnum):
     SETTLED = "settled"  # this write ended the attempt, or an earlier try of this write did
-    LOST = "lost"  # another claim, a cancel, or the end of an overdue lease took the task: this write changed nothing
+    #: This write changed nothing, because another claim, a cancel, or the end of an overdue lease took the task.
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
