@@ -33,7 +33,7 @@ def declare(pipelines: Iterable[str]) -> None:
     a counter first appears. Otherwise the first dead letters of a process, if many came at once, would cause no alert.
     """
     _declared.update(pipelines)
-    BY_PIPELINE.labels(_OTHER)  # first, while there is room: the number of counters is bounded
+    BY_PIPELINE.labels(_OTHER)  # it also counts the pipelines beyond the bound on the number of counters
     for pipeline in sorted(_declared):
         BY_PIPELINE.labels(pipeline)
 

@@ -52,7 +52,7 @@ _ENTRIES = """
 #: `_SIGNAL_BYTES` or more. The reason: a client may have sent a thousand large signals, and a workflow mostly needs
 #: none of them when it goes on. READ_SIGNAL reads a signal that was left out, when a call waits for its name.
 _SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
-# SQL: of the job of task `t`: the oldest unconsumed signals, and whether there are more.
+# SQL: the oldest unconsumed signals of the job of task `t`, and whether the job has more of them.
 _FIRST_SIGNALS = f"""
     SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                               ORDER BY s.id) FILTER (WHERE s.is_read), '[]') AS signals,
@@ -125,8 +125,8 @@ class Entry:
     """A row of the journal, with the state of the task or run that it awaits (`child`).
 
     `kind`: see records.Call. `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it.
-    `status`: the state of the task or run; None: the row awaits neither, or it is deleted. `code` and `message`: of the
-    error of the task or run. For a cancelled run, `message` is the reason of the cancel.
+    `status`: the state of the task or run; None: the row awaits neither, or the run is deleted. `code` and `message`
+    describe the error of the task or run. For a cancelled run, `message` is the reason of the cancel.
     `seconds`: seconds until the wait ends by itself; 0: this time has passed; None: the wait does not end by itself.
     `at`: when the step or run ended, or when the wait ends by itself; in all other cases, when the row was written.
     """
