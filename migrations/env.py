@@ -1,4 +1,4 @@
-"""Alembic's environment: asynchronous, one transaction a revision, one migrator at a time."""
+"""Alembic's environment: asynchronous, with one transaction for each revision, and one migrator at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.urls import DatabaseUrl, database_url
 
-# The tables that this release's own revisions make: a module that is not imported adds none to `metadata`, and
-# autogenerate would take its tables for dropped.
+# Import the modules that define the tables of this release's own revisions. A module adds its tables to `metadata` when
+# it is imported. Alembic's autogenerate would drop tables that `metadata` lacks.
 for room in (
     "db.run_tables",
     "db.upload_tables",
@@ -33,9 +33,12 @@ for room in (
 ):
     import_module(f"leasehold.{room}")
 
-#: Any number, the same in every release: migrators queue on this advisory lock.
+#: The key of the advisory lock that the running migrator holds. Any number will do, but it must never change: migrators
+#: of all releases use this lock.
 _MIGRATORS = 7_305_411
+#: Seconds between two tries to take this lock.
 _LOOK_SECONDS = 0.2
+#: The seconds in which a connection must open: for all hosts of the URL together, and for each host.
 _CONNECT_SECONDS, _HOST_SECONDS = 60.0, 5.0
 
 
@@ -44,7 +47,14 @@ def _url() -> DatabaseUrl:
     return database_url(url)
 
 
-def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:  # noqa: FBT001 - alembic's signature
+# Autogenerate compares the object with `metadata`, unless it is a partition `event_...` (leasehold/db/history.py).
+def _is_ours(
+    _object: object,
+    name: str | None,
+    kind: str,
+    _reflected: bool,  # noqa: FBT001 - Alembic's signature
+    _other: object,
+) -> bool:
     return not (kind == "table" and name is not None and name.startswith("event_"))
 
 
@@ -63,7 +73,7 @@ def _run(progress: Progress, connection: Connection) -> None:
 
 async def _roll_back(connection: AsyncConnection) -> None:
     await connection.rollback()
-    await connection.execute(text("RESET lock_timeout"))  # an index build that failed had no limit
+    await connection.execute(text("RESET lock_timeout"))  # an index build that failed has left it at 0: no limit
     await connection.commit()
 
 
@@ -74,8 +84,9 @@ async def _main() -> None:
     )
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     async with engine.connect() as connection:
-        # Whoever waited for the lock inside PostgreSQL would hold a snapshot, which a revision that makes an index
-        # concurrently waits for.
+        # Ask for the lock again and again, instead of waiting for it inside PostgreSQL. A session that waits there
+        # holds a snapshot. The migrator that has the lock may be in a revision that makes an index concurrently, and
+        # PostgreSQL would let this revision wait for the end of the snapshot.
         waits = False
         while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATORS}):
             await connection.commit()

@@ -3,7 +3,7 @@
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # `main` enables it again: without this, garbage collection takes a tenth of the start's CPU time
+    gc.disable()  # garbage collection would take a tenth of the start's CPU time; `main` enables it again
     from leasehold.worker.main import main
 
     main()

@@ -11,7 +11,7 @@ from leasehold.workflows.pending import Gather, Pending, RunCall
 def needed_ends(pending: Pending[Any] | None) -> int | None:
     """How many more steps must end before the coroutine that awaits `pending` can go on. None: it waits for no step.
 
-    The number may be too small, but never too large: a workflow that wakes too early suspends again.
+    The number may be too small, because a workflow that wakes too early only suspends again. It is never too large.
     """
     if pending is None or pending.is_done:
         return None
@@ -22,8 +22,8 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
     if not isinstance(pending, Gather):
         return None
     open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may occur several times
-    # A branch among the parts may go on before the other parts have ended. So the workflow must wake for the first
-    # branch that can go on.
+    # If all parts are steps, the coroutine goes on when the last of them has ended. But a branch among the parts may go
+    # on before the other parts have ended. So the workflow must wake for the first branch that can go on.
     other_parts = [part for part in open_parts if not _is_step(part)]
     if not other_parts:
         return len(open_parts)
@@ -31,5 +31,7 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
 
 
 def _is_step(pending: Pending[Any]) -> bool:
-    """Whether the call waits for a step. The end of a run of its own is no end of a step: a duty wakes the workflow."""
+    """Whether `pending` waits for the end of a step. A call of a limited task does not: a run of its own does the work,
+    and when this run ends, a duty wakes the workflow.
+    """
     return isinstance(pending, RunCall) and not pending.is_own_run

@@ -12,7 +12,7 @@ from leasehold.domain.errors import Retryable
 from leasehold.transitions.workflows.reading import Entry
 from leasehold.workflows.pending import Journaled, RunCall
 
-Place = tuple[str, int]  # the branch of the call, and the call's number in it
+Place = tuple[str, int]  # a call's branch, and its number in this branch
 
 
 class Replay:
@@ -20,25 +20,26 @@ class Replay:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
-        #: How many calls have made the entries. The call of a limited task has two (`is_own_run`).
+        #: How many calls have made the entries. `ctx.run` of a limited task makes two entries (see `is_own_run`).
         self.call_count = len(self._entries) - sum(map(is_own_run, self._entries.values()))
         self._last_match: str | None = None
-        #: How many entries are left in each branch and in the branches below it, and in the branches of each gather.
-        #: None: nobody has asked for it yet.
+        #: How many entries are left. By the path of a branch: in this branch and in all branches below it. By the name
+        #: of a gather (see `with_ancestors`): in all its branches. None: not counted yet.
         self._left: Counter[str] | None = None
 
     def at(self, place: Place) -> Entry | None:
         return self._entries.get(place)
 
     def goes_on(self, branch: str) -> bool:
-        """Whether the run has made calls in this branch that the code has not come to yet, or in the branches of its
-        later gathers.
+        """Whether entries are left of this branch or of the branches below it. These are calls that the run has made,
+        and to which the code has not come yet.
         """
         return self._count_left()[branch] > 0
 
     def has_gone_on(self, branches: Iterable[tuple[str, int]]) -> bool:
-        """Whether the run has made calls after the point that the code has come to in one of these branches. Each has
-        its path, and how many gathers it has begun: calls in the branches of these gathers do not count.
+        """Whether in one of these branches the run has made calls after the point to which the code has come.
+        `branches`: the path of each branch, and how many gathers the code has begun in it. Calls in the branches of
+        these gathers do not count.
         """
         left = self._count_left()
         return any(
@@ -56,7 +57,7 @@ class Replay:
         entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None
-        # The call of a limited task has the row of a start.
+        # A limited task is started as a run of its own. The entry then has the name of the call's step (`is_own_run`).
         name = call.step if isinstance(call, RunCall) and call.is_own_run else call.name
         if (_kind_of(entry), entry.name) != (call.kind, name):
             raise self._changed(entry, f"{call.kind} {name}")
@@ -67,13 +68,13 @@ class Replay:
         return entry
 
     def check_end(self) -> None:
-        """Raises Retryable `workflow_changed` if the code has ended and the journal has further calls."""
+        """Call this when the code has ended. Raises Retryable `workflow_changed` if the journal has further calls."""
         if self._entries:
             raise self._changed(self._entries[min(self._entries)], "the end of the function")
 
     def _changed(self, expected: Entry, actual: str) -> Retryable:
-        """The error for code that is not that of the run's journal. Retryable: during a deployment, another worker may
-        have the run's code, such as a patch that this code does not know.
+        """The error for code that does not fit the run's journal. A retry may succeed: during a deployment, another
+        worker may have the code that wrote the journal, for example with a patch that this code does not know.
         """
         last_match = self._last_match or "none"
         sentence = (
@@ -85,16 +86,17 @@ class Replay:
 
 
 def with_ancestors(branch: str) -> Iterator[str]:
-    """The branch, all branches above it, and their gathers. The path of a branch ends with `/`, and begins with that of
-    the branch above; the path of the first branch is empty. A gather is named by the part of the path up to the point.
+    """The paths of the branch and of all branches above it, and the names of their gathers. The first branch has the
+    empty path. The path `1.0/2.3/` is that of part 3 of gather 2 of the branch `1.0/`. A gather's name is the path up
+    to the point: `1.0/2.`. So `1.0/2.3/` gives the empty path, `1.`, `1.0/`, `1.0/2.` and `1.0/2.3/`.
     """
     yield ""
     yield from (branch[: end + 1] for end, character in enumerate(branch) if character in "./")
 
 
 def is_own_run(entry: Entry) -> bool:
-    """Whether the entry is of `ctx.run`, and a run of its own does the work, because the task is limited. Such an entry
-    has the name of a step (`charge#1`). The entry of `ctx.start` has the name of the task, which has no `#`.
+    """Whether the entry is the start of a run that `ctx.run` has made because its task is limited. Such an entry has
+    the name of a step (`charge#1`). The entry of `ctx.start` has the name of the task, which has no `#`.
     """
     return entry.kind == "start" and "#" in entry.name
 

@@ -1,8 +1,8 @@
 """`NoTask`: keeps asyncio's tasks away from a workflow's code.
 
-The code runs inside the worker's own asyncio task for one attempt. The next attempt may go on with it in another task.
-So asyncio.timeout would cancel the attempt instead of the wait, or nothing at all. A task that the code begins would
-run beside it, and again at each replay.
+The code runs inside the asyncio task of one attempt. The next attempt may go on with the code in another asyncio task.
+So asyncio.timeout would cancel the whole attempt instead of one wait, or nothing at all. An asyncio task that the code
+created would run beside the code, and each replay would create it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from leasehold.domain.errors import Permanent
 
-#: What a limit of time asks of the task that it would cancel: asyncio.timeout, and the scopes of anyio.
+#: The methods by which a time limit (asyncio.timeout, a scope of anyio) uses the asyncio task that it may cancel.
 _REFUSED = frozenset({"add_done_callback", "cancel", "cancelling", "uncancel"})
 _LIMIT = (
     "with asyncio.timeout, asyncio.wait_for, a scope of anyio, or something else that needs asyncio.current_task: a"
@@ -33,8 +33,9 @@ def wrong_await(what: str) -> Permanent:
 
 
 class NoTask:
-    """In a block `with no_task:`, the code cannot reach the task that it runs in, and begins no task. Each try raises
-    Permanent `workflow_awaits`. `refusal`: the first such error, which the code may have caught; None: there was none.
+    """In a block `with no_task:`, the code can neither use the asyncio task that it runs in, nor create a new one. Each
+    try raises Permanent `workflow_awaits`. `refusal`: the first such error, or None. It is kept because the code may
+    have caught it.
 
     Without a running loop the block changes nothing.
     """
@@ -77,15 +78,16 @@ class NoTask:
         raise self.refused(_TASK)
 
     def refused(self, what: str) -> Permanent:
-        """The error to raise."""
+        """Make the error that the caller raises. The first one is also kept as `refusal`."""
         error = wrong_await(what)
         self.refusal = self.refusal or error
         return error
 
 
 class _StandIn:
-    """What asyncio.current_task gives in the block. Code may read the real task's attributes, as logging reads its
-    name. What would tie something to the end of the task is refused.
+    """The object that asyncio.current_task returns in the block. Code may read the attributes of the real asyncio task.
+    Logging reads its name, for example. The methods in `_REFUSED` are refused: they wait for the task's end, or cancel
+    it.
     """
 
     def __init__(self, block: NoTask, task: asyncio.Task[Any] | None) -> None:
@@ -98,7 +100,7 @@ class _StandIn:
         return getattr(self._task, name)
 
     def __hash__(self) -> int:
-        raise self._block.refused(_LIMIT)  # anyio keeps its scopes by their task
+        raise self._block.refused(_LIMIT)  # anyio uses the task as a key, under which it keeps its scopes
 
     def __eq__(self, other: object) -> bool:
         return self is other

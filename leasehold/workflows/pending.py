@@ -21,11 +21,11 @@ class Pending(Generic[T]):
 
     A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
     first await begins the call: the call gets its place in the journal in the branch that awaits it. A second branch
-    may await the call, too. Exception: at a replay, this branch could await the call first, so that the call would get
+    may await the call, too. Exception: if a replay may let the second branch await the call first, the call would get
     another place. The driver refuses such an await.
 
-    `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, it is the owner.
-    `is_first`: the owner had awaited nothing before it began the call.
+    `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, the ancestor is
+    the owner. `is_first`: the owner had awaited nothing before it began the call.
     """
 
     __slots__ = ("error", "is_done", "is_first", "owner", "value")
@@ -38,7 +38,7 @@ class Pending(Generic[T]):
         self.is_first = False
 
     def __await__(self) -> Generator[Pending[T], None, T]:
-        yield self  # also if it is done: the driver checks which branch awaits it
+        yield self  # even if this call is done, because the driver checks which branch awaits it
         if self.error is not None:
             raise self.error
         result: T = self.value
@@ -68,7 +68,7 @@ class Runnable(Protocol):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the task declares a limit. `ctx.run` then starts a run of its own: limits admit runs only."""
+        """Whether the task declares a limit. `ctx.run` then starts a run of its own, because limits admit only runs."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
@@ -77,7 +77,7 @@ class Runnable(Protocol):
         """A separate run of the task: for `ctx.start`, and for `ctx.run` if the task is limited."""
 
     def new_step(self) -> Mapping[str, Any]:
-        """Queue, max_attempts, timeout_seconds and cancelable of the step's row, for `ctx.run`."""
+        """For `ctx.run`: the columns queue, max_attempts, timeout_seconds and cancelable of the step's row."""
 
     def decode_result(self, value: Any) -> Any:
         """The result, decoded from JSON. Raises ResultUnreadable."""
@@ -85,7 +85,8 @@ class Runnable(Protocol):
 
 class Journaled(Pending[T]):
     """A call with a place in the run's journal: `branch` (which coroutine of a `gather` makes the call; empty for the
-    workflow's own coroutine) and `number`. `kind` and `name`: what the journal must have there at a replay.
+    workflow's own coroutine) and `number`. `kind` and `name`: at a replay, the journal must have the same kind and name
+    at this place.
     """
 
     __slots__ = ("branch", "deadline", "kind", "name", "number")
@@ -96,7 +97,7 @@ class Journaled(Pending[T]):
         self.name = name
         self.branch = ""
         self.number = 0
-        self.deadline: float | None = None  # when the wait ends by itself, by the loop's clock
+        self.deadline: float | None = None  # the time of the loop's clock at which the wait ends by itself
 
 
 class RunCall(Journaled[T]):
@@ -115,7 +116,7 @@ class RunCall(Journaled[T]):
 
 
 class SleepCall(Journaled[None]):
-    """`ctx.sleep`. `seconds`: how long, by PostgreSQL's clock."""
+    """`ctx.sleep`. `seconds`: how long the workflow sleeps, by PostgreSQL's clock."""
 
     __slots__ = ("seconds",)
 
@@ -168,7 +169,7 @@ class StartCall(Journaled[T]):
 
 
 class ResultCall(Journaled[T]):
-    """The result of a run that `ctx.start` has started, or `ctx.run` of a limited task."""
+    """The wait for the result of a run (`child`). `ctx.start` has started this run, or `ctx.run` of a limited task."""
 
     __slots__ = ("child", "task")
 
@@ -204,7 +205,7 @@ class Gather(Pending[list[Any]]):
 class Outcome:
     """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when
     `wakes_after_ends` more steps have ended (None: no step makes it due). At the latest it is due after `delay` seconds
-    (None: never by time). The worker sets `suspension`, the settlement that suspends it.
+    (None: never by time). The worker sets `suspension`, the settlement that suspends the workflow.
     """
 
     ended: bool

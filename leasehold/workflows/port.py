@@ -30,15 +30,18 @@ class Port(Protocol):
     async def start(
         self, call: StartCall[Any] | RunCall[Any], record: Call, wait: Call | None = None, *, again: bool = False
     ) -> bool:
-        """Write the run that `ctx.start` begins, and the call's row of the journal, in one transaction. Returns False,
-        and writes neither, if the workflow is being cancelled and the run is not a detached one. `wait`: also the row
-        that waits for the end of the run, which then does the work of a step (`ctx.run` of a limited task). `again`:
-        the journal has `record`, and the run has failed: retry it, and write `wait`.
+        """Write the run that `call` starts, and `record`, the call's row of the journal, in one transaction. If the
+        workflow is being cancelled and the run is not a detached one, write nothing, and return False.
+
+        `wait`: for `ctx.run` of a limited task, whose run does the work of a step. It is a second row of the journal,
+        which waits for the end of the run. `again`: the journal has `record` already, and the run has failed. Then
+        retry the run instead of writing a new one, and write only `wait`.
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         """The bytes of an output of `child`, a succeeded step. `output`: the output's name. With `is_run`, `child` is a
-        succeeded run. The output is then of the run's own single step, not of a step that the run's workflow started.
+        succeeded run. The output then belongs to the run's own single step. It does not belong to a step that the run's
+        workflow started.
         """
 
     async def call(self, function: Callable[[], Any]) -> Any:
