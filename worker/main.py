@@ -30,7 +30,7 @@ from leasehold.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-#: Seconds that the tasks of handlers have to end once the worker has closed.
+#: Seconds that the asyncio tasks of handlers have to end once the worker has closed.
 _END_SECONDS = 2.0
 
 
@@ -67,7 +67,9 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
 
 
 async def _serve_and_leave(settings: Settings, health: Health) -> None:
-    """As `serve`. If a handler's task still runs `_END_SECONDS` after that, end the process without waiting for it."""
+    """Do what `serve` does. If the asyncio task of a handler still runs `_END_SECONDS` after that, end the process
+    without waiting for this task.
+    """
     try:
         await serve(settings, health)
     except BaseException:
@@ -81,7 +83,7 @@ async def _serve_and_leave(settings: Settings, health: Health) -> None:
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one coroutine ends, and cancel the others. If the first one raised an error, raises it."""
+    """Wait until one coroutine ends, and cancel the others. Raises the error of the coroutine that ended, if any."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -89,7 +89,7 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
-#: The label `how` of CRASHES: of the signals those by which a process usually dies.
+#: The values of the label `how` of CRASHES. The signals among them are those by which a process usually dies.
 HOW_CHILDREN_CRASH = frozenset(
     {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTERM", "SIGTRAP", "SIGXCPU",
      "SIGXFSZ", "out_of_memory", "exit", "other"}
@@ -109,7 +109,9 @@ _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 
 def declare_queues(queues: Iterable[str]) -> None:
-    """Let the waits of new tasks in these queues exist at 0: an alert must see the first that start late."""
+    """Create the time series for the waits of new tasks in these queues, at 0. Otherwise an alert would not count the
+    first tasks that start late.
+    """
     for queue in sorted(queues):
         WAIT.labels(queue, "new")
 
@@ -129,7 +131,7 @@ def count_end(pipeline: str, step: str, outcome: str, seconds: float, exemplar: 
 
 
 def count_retry(pipeline: str, step: str, code: str) -> None:
-    """Count a failed attempt that another one may follow."""
+    """Count a failed attempt after which another attempt may follow."""
     RETRIES.labels(pipeline, step, bounded_code(code)).inc()
 
 

@@ -75,15 +75,16 @@ _PATIENCE_SECONDS = 60.0
 #: Before a worker claims tasks, it waits for its presence (the lock by which other workers see that it lives), for at
 #: most this many seconds.
 _PRESENCE_SECONDS = 5.0
-#: When the worker closes, it waits this many seconds for handlers to return their connections. Then it cuts these.
+#: When the worker closes, it waits this many seconds for handlers to return their connections. Then it cuts the
+#: connections that were not returned.
 _CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The open parts. `ready`: the queues that the worker may serve immediately. `is_complete`: `ready` has all queues
-    that the worker may serve. `warming`: a task that ends when the children have started; its result is all queues that
-    the worker may serve. `loops`: name -> a function that the worker runs as a task.
+    that the worker may serve. `warming`: an asyncio task that ends when the children have started; its result is all
+    queues that the worker may serve. `loops`: name -> a function that the worker runs as an asyncio task.
     """
 
     pool: Pool
@@ -219,8 +220,8 @@ def _registration_of(
     children: Children,
 ) -> Registration:
     """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because this process has loaded
-    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these by pipeline. If the
-    children have been refused by now, they have no pipelines.
+    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these handlers for each
+    pipeline of the children. If this worker has refused its children by now, they have no pipelines.
     """
     handlers = pipelines.loaded_handlers(children.pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
@@ -287,8 +288,8 @@ async def _open_servers(
 
 
 async def _close_pool(pool: Pool) -> None:
-    """Close the pool. `Pool.close` waits for each connection that is in use, and a handler that did not stop may keep
-    one.
+    """Close the pool. `Pool.close` waits for each connection that is in use, and a handler that did not stop may keep a
+    connection. So after `_CLOSE_SECONDS`, cut the connections that are still in use.
     """
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
@@ -299,8 +300,8 @@ async def _close_pool(pool: Pool) -> None:
 
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Wait for the children. Returns the queues that the worker may serve: the isolated queues only if this kernel has
-    the fences that confine children, or if LEASEHOLD_ISOLATION=best_effort.
+    """Wait for the children. Returns the queues that the worker may serve. The isolated queues are among them only if
+    this kernel has the fences that confine children, or if LEASEHOLD_ISOLATION=best_effort.
     """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)

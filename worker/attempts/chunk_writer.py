@@ -5,9 +5,9 @@ In this module, an item is a log line, or a value that a handler emits to its jo
 attempt in one write.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
-is written: so a settled attempt has all its items. A killed attempt loses at most the items since the last write. All
-attempts share one connection for log lines and one for emitted items. Each connection opens when its first chunk is
-written.
+is written. So a settled attempt has all its items, except those that PostgreSQL refused. A killed attempt loses at most
+the items since the last write. All attempts share one connection for log lines and one for emitted items. Each
+connection opens when its first chunk is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 EVERY_SECONDS = 0.2
 #: The most chunks in one statement.
 _BATCH = 128
-#: Seconds for which a write waits while the database is away: without limit, as for a settlement.
+#: The seconds that a write waits while the database is away. There is no limit, as for a settlement.
 _PATIENCE = float("inf")
 
 
@@ -50,7 +50,7 @@ class Buffer(Protocol):
 
 
 _Buffer = TypeVar("_Buffer", bound=Buffer)
-_Chunk = TypeVar("_Chunk")  # a chunk, as the table's statement takes it
+_Chunk = TypeVar("_Chunk")  # a chunk in the form that the statement of its table needs
 
 
 class AttemptBuffer(Generic[_Buffer]):
@@ -67,8 +67,8 @@ class AttemptBuffer(Generic[_Buffer]):
 class ChunkWriter(Generic[_Buffer, _Chunk]):
     """Writes one sort of item for all attempts of the worker. Create it in the event loop that runs the attempts.
 
-    `name`: names the connection, the periodic task and the metric's label. `chunk_of(claimed, first_number, items)`:
-    makes the chunk that `append` writes; `first_number` is the number of the first item.
+    `name`: the name of the connection and of the periodic task, and the metric's label. `chunk_of(claimed,
+    first_number, items)`: makes the chunk that `append` writes; `first_number` is the number of the first item.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         except asyncio.CancelledError:  # only `close` cancels a write
             self._count_lost(items, "the worker ended before PostgreSQL had them")
             raise
-        except Exception as error:  # noqa: BLE001 - of any kind: the chunk is at fault, not the attempt
+        except Exception as error:  # noqa: BLE001 - no error of a chunk, of whatever kind, may fail the attempt
             self._count_lost(items, "PostgreSQL refused them", error=type(error).__name__)
 
     def _count_lost(self, items: int, reason: str, **fields: str) -> None:

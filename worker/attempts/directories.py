@@ -30,7 +30,8 @@ class Directories:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch: taken over from speculative executions
+        # Directories of speculative executions, by the task and the epoch of the attempt that has taken them over.
+        self._adopted: dict[tuple[UUID, int], Path] = {}
 
     def path_of(self, lease: Lease) -> Path:
         return self._adopted.get(_key(lease)) or self._root / f"{lease.task_id}-{lease.epoch}"
@@ -42,10 +43,10 @@ class Directories:
         return directory
 
     def make_linked(self, lease: Lease, step: str, files: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
-        """Make a directory for a speculative execution of `step`: the attempt with `lease` starts this later step
-        before it has committed its own outcome. `files` are in the directory of that attempt, which is removed when it
-        ends. So the new directory gets hard links to them. Returns the directory and the links. Raises OSError; then
-        the directory is removed again.
+        """Make a directory for a speculative execution of `step`, a later step that the attempt with `lease` starts
+        before its own outcome is committed. `files` are in the directory of that attempt. This directory is removed
+        when the attempt ends, so the new directory gets hard links to the files. Returns the new directory and the
+        links. Raises OSError; in this case the new directory is removed again.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}

@@ -35,15 +35,15 @@ from leasehold.transitions.settlements import Failure
 
 log = structlog.get_logger(__name__)
 
-#: The pause after an unforeseen exception: any exception of an isolated step's handler that is no StepError. The second
-#: such exception in a row fails the task for good (see Runner).
+#: The pause after an unforeseen exception. Every exception of an isolated step's handler that is no StepError is
+#: unforeseen. The second such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
 #: The most characters of an error's code. An index on the jobs contains the code, and PostgreSQL refuses a long index
 #: entry.
 _MAX_CODE = 200
-#: The folder of the worker's own code. In a traceback, the frames of this code come before the handler's, and explain
-#: nothing.
+#: The folder of the worker's own code. In a traceback, the frames of this code come before the frames of the handler,
+#: and explain nothing.
 _WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")
 
 
@@ -89,7 +89,7 @@ def traceback_of(error: BaseException) -> str:
     if any(handler_stacks):
         for part, stack in zip(chain, handler_stacks, strict=True):
             part.stack = stack
-    return "".join(formatter.format())  # of the error and of the whole chain
+    return "".join(formatter.format())  # the tracebacks of the error and of its causes
 
 
 def _from_handler_on(part: TracebackException) -> StackSummary:

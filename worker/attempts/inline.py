@@ -1,4 +1,4 @@
-"""Runs attempts at inline steps: the handler in the worker's own event loop, or in a thread if it is a plain function.
+"""Runs attempts at inline steps. An `async def` handler runs in the worker's event loop, a plain function in a thread.
 
 The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
 """
@@ -56,9 +56,9 @@ _Answer = TypeVar("_Answer")
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: An attempt needs room: a thread for a plain handler, the admission of `Pipeline.room` for a coroutine. Without room
-#: it snoozes for this many seconds: it gives its lease back, and the task is due again later. An attempt that needs a
-#: thread first waits for the thread, for the same number of seconds.
+#: An attempt needs room. A plain handler needs a thread; an `async def` handler needs the admission of `Pipeline.room`,
+#: if the pipeline has it. Without room the attempt snoozes for this many seconds: it gives its lease back, and the task
+#: is due again later. An attempt that needs a thread first waits for the thread, for the same number of seconds.
 _ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -167,7 +167,8 @@ class InlineAttempt:
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
-        # The steps that a workflow has started, and parts (their names have `#` or a point) have prefixes of their own.
+        # A step that a workflow has started, and a part of a fan-out, have output prefixes of their own, and need no
+        # other key. Their names have a `#` or a point, so they do not match NAME.
         has_own_key = own and self.is_part and NAME.fullmatch(self._claimed.step) is not None
         await self._publish(name, data, content_type, f"{self._claimed.step}/{name}" if has_own_key else name)
 
@@ -193,7 +194,7 @@ class InlineAttempt:
         return await item_of(self._pool, self._held)
 
     async def joined(self) -> list[Any] | None:
-        """The results of the parts that the task has fanned out into. None: it has no parts."""
+        """The results of the parts that the task has fanned out into. None: the task has no parts."""
         rows = await self._on_primary(
             lambda connection: connection.fetch(
                 "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"
@@ -205,7 +206,7 @@ class InlineAttempt:
 
     @property
     def log(self) -> Any:
-        # The log context names job, task and step already.
+        # This binds no fields, because the log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
         # Here structlog has another configuration than in a worker, for example in a user's own program. That
@@ -277,7 +278,7 @@ class InlineAttempt:
             raise refusal
         try:
             await notes.remember(connection, self.lease, note)
-        except asyncpg.UntranslatableCharacterError:  # a kind of DataError, but the note is at fault: it has a NUL
+        except asyncpg.UntranslatableCharacterError:  # also a DataError, but the note is at fault, because it has a NUL
             raise
         except (asyncpg.DataError, asyncpg.UndefinedTableError) as error:
             raise refusal from error
@@ -359,7 +360,8 @@ class InlineAttempts:
         self, attempt: InlineAttempt, seconds: float
     ) -> Completion | Snoozing | Suspending | FanningOut:
         """Reserve room for the attempt, then call the handler. Without room the attempt snoozes. A plain handler needs
-        a thread; a coroutine needs room by the pipeline's own rule, if the pipeline has one.
+        a thread. An `async def` handler needs the admission of the pipeline's own rule (`room`), if there is such a
+        rule.
         """
         pipeline = attempt.pipeline
         if self._is_plain(pipeline, attempt.step):
@@ -445,7 +447,7 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
 
 
 def _finite(value: _Answer, what: str) -> _Answer:
-    """The value. Raises Permanent `bad_output` for NaN and infinity: JSON lacks them, and readers would get null."""
+    """Returns `value`. Raises Permanent `bad_output` for NaN and infinity: JSON lacks them, readers would get null."""
     if value is not None and (path := path_to_non_finite(value)) is not None:
         raise Permanent("bad_output", f"{what} has NaN or infinity at {path or 'its root'}: JSON has neither")
     return value

@@ -1,7 +1,7 @@
 """Runs attempts at isolated steps: fetches the inputs, runs the handler in a child process, publishes the outputs.
 
-While the outputs are published, the attempt may start the next steps speculatively: before a worker has claimed them
-(speculation.py).
+While the outputs are published, the attempt may start the next steps speculatively. That is: it starts them before a
+worker has claimed them (speculation.py).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Fetched = Mapping[str, tuple[Path, str]]
 class IsolatedAttempts:
     """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end.
 
-    `warming`: ends when the children have loaded their handlers, and the worker has decided whether their fences
-    suffice. If not, the children are closed by then.
+    `warming`: this asyncio task ends when the children have loaded their handlers, and the worker has decided whether
+    the children's fences suffice. If the fences do not suffice, the children are closed by then.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class IsolatedAttempts:
         the same work, the attempt returns these and runs nothing.
 
         If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
-        a step takes the run over; otherwise `discard_speculations` ends the run. Raises what the handler, the child and
-        the store raise, and NoChild.
+        a step takes the speculative execution over. If no attempt does, `discard_speculations` ends it. Raises what the
+        handler, the child and the store raise, and NoChild.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
-            with held.beyond_limit():  # the limit is that of the handler: the store has limits of its own
+            with held.beyond_limit():  # the time limit is for the handler; the store has limits of its own
                 fetched = await self._inputs(claimed, step, sources, speculation)
-            if held.cancelled:  # a cancel that came before the directory existed made no file in it
+            if held.cancelled:  # if the cancel came before the directory existed, the file of the cancel is missing
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
@@ -163,8 +163,8 @@ class IsolatedAttempts:
         if not self._speculations:
             return
         used_key = (claimed.job_id, claimed.step)
-        # `is`: after a failover that has lost a claim, two attempts may have equal leases (Heartbeat.hold). Only the
-        # older one is valid, and the end of the other one must not end the older one's speculations.
+        # Compare with `is`, because two attempts may have equal leases after a failover that has lost a claim (see
+        # Heartbeat.hold). Only the older attempt is valid. The end of the newer one must not discard its speculations.
         bound_keys = [key for key, speculation in self._speculations.items() if speculation.bound_to is claimed.lease]
         for key in bound_keys:
             if next_claimed is None or key == used_key:
@@ -280,9 +280,9 @@ class IsolatedAttempts:
     def _link_inputs(
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
-        """A speculation of `next_step`. Its directory has links to the inputs: to those that `step` has fetched, and to
-        the files that `step` has made. The attempt adds the digests of these files when it has published them
-        (`complete_digests`). Raises OSError.
+        """A speculation of `next_step`. Its directory has links to two kinds of inputs: those that `step` has fetched,
+        and files that `step` has made. When the attempt at `step` has published the files that it made, it adds their
+        digests (`complete_digests`). Raises OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}

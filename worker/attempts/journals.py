@@ -30,7 +30,7 @@ class Journals:
             name="journal",
             at_most=at_most,
             patience=float("inf"),
-            sets_aside=True,  # a request that takes too long delays no other
+            sets_aside=True,  # a request that takes too long delays no other request
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
@@ -55,6 +55,7 @@ class Journals:
         batch: Sequence[Recording | Reading],
         _repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Recorded | Journal | None]:
+        # Carry out all recordings together, then all readings together. The answers have the order of the batch.
         if differ_in_a_task(item.lease for item in batch):  # two leases of one task: answer each request by itself
             return [answer for one in batch for answer in await self._carry_out(connection, [one], _repeated)]
         recordings = [item for item in batch if isinstance(item, Recording)]

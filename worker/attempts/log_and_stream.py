@@ -88,7 +88,7 @@ def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogCh
 
 
 def _stream_chunk(claimed: Claimed, first_number: int, chunks: list[bytes]) -> StreamChunk:
-    # An attempt at a snoozed or suspended task continues the stream, unless an attempt before has failed (APPEND_STREAM
-    # looks for that). Any other later attempt begins the stream again.
+    # An attempt at a snoozed or suspended task continues the stream. Exception: an attempt has failed since the last
+    # chunk (APPEND_STREAM checks this). Any other later attempt begins the stream again.
     begins_again = claimed.lease.epoch > 1 and claimed.previous_state != "waiting"
     return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_again)

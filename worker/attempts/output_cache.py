@@ -11,7 +11,7 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class OutputCache:
-    """The cached outputs by object key and digest. Other bytes under the same key have another digest: so a lookup
+    """The cached outputs by object key and digest. Other bytes under the same key have another digest. So a lookup
     never returns wrong bytes.
     """
 

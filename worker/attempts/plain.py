@@ -13,6 +13,7 @@ from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.worker.attempts.threads import Reservation
 
+#: The names that a plain handler may use of its attempt.
 _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
 

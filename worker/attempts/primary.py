@@ -24,13 +24,13 @@ _Answer = TypeVar("_Answer")
 
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost if no
-    server takes writes before the lease stops being trusted, and for a handler that was given up. If the handler is
-    given up in the block, the connection is cut.
+    """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost in two
+    cases: no server takes writes for as long as the lease is trusted, or the handler was given up. If the handler is
+    given up during the block, the connection is cut.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
-        held.check_may_borrow()  # before the wait for a connection, too
+        held.check_may_borrow()  # check before the wait for a connection; `borrow` checks again after it
         acquired = await pool.acquire()
         try:
             check_takes_writes(acquired)

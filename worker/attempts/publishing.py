@@ -1,7 +1,8 @@
 """Publishes a step's outputs to the object store, and finds outputs that an earlier attempt has published already.
 
-Every object carries the digest of the work that produced the object. The step's primary output (`Step.writes`) is
-published last, and carries a list of the other outputs. So if the primary output exists, all outputs exist.
+Every object that `publish_outputs` uploads carries the digest of the work that produced the object. The step's primary
+output (`Step.writes`) is published last, and carries a list of the other outputs. So if the primary output exists, all
+outputs exist. (Inline steps publish their outputs themselves, and use only the metadata and the rule of this module.)
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from leasehold.worker.leases.held_lease import HeldLease
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
-#: The longest manifest (this list), because S3 allows 2 KB of user metadata in all. A longer manifest is left out: a
-#: later attempt then repeats the work.
+#: The most bytes of the manifest, which is this list. The reason: S3 allows 2 KB of user metadata in all. A longer
+#: manifest is left out, and a later attempt then repeats the work.
 _MANIFEST_BYTES = 1500
 
 

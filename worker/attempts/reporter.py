@@ -32,7 +32,7 @@ class Reporter:
 
     async def turn(self) -> None:
         """Wait for a report, then write all reports. A report that PostgreSQL refuses is dropped; the others are
-        written. If the whole write fails, all reports are dropped: the next ones are newer.
+        written. If the whole write fails, all reports are dropped. They are not kept, because newer ones follow.
         """
         await self._reported.wait()
         self._reported.clear()

@@ -71,25 +71,26 @@ from leasehold.worker.sandbox.children import NoChild, NoneForked
 log = structlog.get_logger(__name__)
 _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 
-#: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
-#: for the database.
+#: Seconds for which the heartbeat renews a lease beyond the step's time limit, because the attempt may still upload, or
+#: wait for the database.
 _AFTER_LIMIT_SECONDS = 120.0
-#: A worker puts off an isolated step that gets no child process in time, for this many seconds. If none could be
-#: started or forked for it, the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS. The reason:
-#: each attempt fetches the step's inputs, and adds events to the job's history. The alert LeaseholdStepsWithoutChild
-#: sees a single such task, because it looks at the time of several pauses.
+#: If an isolated step gets no child process in time, the worker puts the step off for _NO_CHILD_SECONDS. If no child
+#: could be started or forked for the step, the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS.
+#: The reason: each attempt fetches the step's inputs, and adds events to the job's history. The alert
+#: LeaseholdStepsWithoutChild notices even one such task, because it counts over the time of several pauses.
 _NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
-#: A cancelled attempt has the job's `grace_seconds` to end, but no less than the first and no more than the second of
-#: these numbers. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever. A
-#: draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
+#: A cancelled attempt has the job's `grace_seconds` to end, but at least the first and at most the second of these
+#: numbers of seconds. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.
+#: A draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
-#: A worker that ends does not stop an attempt of a step that is not cancelable, unless the step may run longer than
-#: this. Such a step records something that was bought, for example: if it is stopped, nobody knows what was bought.
+#: A worker that ends lets an attempt at a step that is not cancelable finish, unless the step may run longer than this.
+#: For example, such a step records what was bought. If the worker stopped it, nobody would know what was bought.
 LONGEST_TO_FINISH_SECONDS = 180.0
 
 #: Errors that mean: no template can be read now, or there is none.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
+#: SQL: the code of the last failure of task $1 that was an error, and no crash or timeout.
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code  # of an exception of an isolated step's handler that is no StepError
 
@@ -136,9 +137,9 @@ class Runner:
         self._directories = directories
         self._inline = inline
         self._isolated = isolated
-        self._running: dict[StoppableWork[Settlement], bool] = {}  # the value: `release` lets it finish
-        self._finishing: set[UUID] = set()  # the tasks of such attempts, until they are settled
-        self._have_finished = asyncio.Event()  # after `release`: `_finishing` is empty
+        self._running: dict[StoppableWork[Settlement], bool] = {}  # the value: whether `release` lets the work finish
+        self._finishing: set[UUID] = set()  # the tasks of attempts that `release` lets finish, until they are settled
+        self._have_finished = asyncio.Event()  # set once `release` was called and `_finishing` is empty
         self._given_up: set[asyncio.Task[Settlement]] = set()  # work of handlers that did not stop
         self._releasing = False
 
@@ -154,8 +155,8 @@ class Runner:
             self._have_finished.set()
 
     async def finish(self) -> None:
-        """After `release`: wait until the attempts that it has not stopped are settled, but no longer than such a step
-        may run.
+        """Call this after `release`. Wait until the attempts that `release` has not stopped are settled, but no longer
+        than LONGEST_TO_FINISH_SECONDS.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_TO_FINISH_SECONDS):
@@ -195,7 +196,7 @@ class Runner:
         ) as span:
             failpoints.reach("after_claim")  # a failpoint: here a test can stop or kill the process
             settlement: Settlement | None = None
-            outcome, next_step, failure_code = "lost", None, None  # if nothing is settled
+            outcome, next_step, failure_code = "lost", None, None  # these values stay if nothing is settled
             seconds = _time_limit(claimed, declaration[1]) if declaration else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
             if declaration is not None and _may_finish(declaration[1], seconds):
@@ -245,7 +246,8 @@ class Runner:
         work = StoppableWork(
             self._perform(claimed, *declaration, seconds, held, log_and_stream, slot), _seconds_to_stop(claimed)
         )
-        if claimed.cancelling:  # cancelled before this claim: so this is a workflow, whose code must see the cancel
+        # After a cancel of its job, only a workflow is claimed: its code must see the cancel.
+        if claimed.cancelling:
             held.cancelled = True
         # `work.stop` runs when the lease is lost or the attempt overdue, `on_cancel` when a client cancels the job.
         held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
@@ -326,12 +328,13 @@ class Runner:
             if not await self._isolated.may_perform(pipeline):
                 return await self._put_off(claimed)
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
-        except NoChild as error:  # the step, or the task with process=True, has not begun: charge it with nothing
+        except NoChild as error:  # the step, or the task with process=True, has not begun: it costs no attempt
             log.warning("a step is put off, perhaps to another worker", reason=str(error))
             if not isinstance(error, NoneForked):
                 return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
             metrics.NONE_FORKED.labels(pipeline.name).inc()
-            slot.rest_while(partial(self._isolated.failing, pipeline.name))  # else it would take the next such task
+            # Otherwise the slot would take the next task that needs such a child.
+            slot.rest_while(partial(self._isolated.failing, pipeline.name))
             return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
@@ -420,7 +423,7 @@ class Runner:
                 template = await self._templates.find(
                     connection, claimed.tenant_id, claimed.pipeline, claimed.pipeline_version
                 )
-        except _NO_TEMPLATE as error:  # NotFound: a part or a workflow's task in a job of no template
+        except _NO_TEMPLATE as error:  # NotFound: the job has no template, and the task is a part or a workflow's task
             log.debug("no retry policy of a template", error=type(error).__name__)
             return step.retry_ladder
         declared_step = template.template.step(claimed.step)
@@ -458,8 +461,8 @@ class Runner:
             # PostgreSQL cannot store the step's value: it has a NUL, for example, or is too large.
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
-        except asyncpg.UniqueViolationError:  # a task of the new parts exists already
-            try:  # another step may just have fanned out into the same part: then the tasks get other names now
+        except asyncpg.UniqueViolationError:  # the task of one of the new parts exists already
+            try:  # another step may just have fanned out into the same part: now the new tasks get other names
                 answer = await self._settlements.settle(settlement)
             except asyncpg.UniqueViolationError:
                 refused = Permanent("spread_twice", "the step fanned out into parts a second time")
@@ -474,7 +477,7 @@ class Runner:
             count_dead_letter(claimed.pipeline, _step_label(claimed), code)
         if outcome in ("failed", "retried", "lost"):
             log.warning("attempt ended", outcome=outcome, code=code)
-        elif _logger.isEnabledFor(logging.DEBUG):  # a hot path: even a dropped line costs
+        elif _logger.isEnabledFor(logging.DEBUG):  # on this hot path even a line that is dropped costs time
             log.debug("attempt ended", outcome=outcome)
         return outcome, answer.next, code
 
@@ -517,14 +520,15 @@ def _seconds_to_stop(claimed: Claimed) -> float:
 
 
 def _seconds_without_child(epoch: int) -> float:
-    """The pause of a task for which no child process could be started or forked. `epoch`: how often it was claimed."""
+    """The pause of a task for which no child could be started or forked. `epoch`: how often the task was claimed."""
     return min(_NO_CHILD_SECONDS * 2.0 ** min(epoch - 1, 10), _MAX_NO_CHILD_SECONDS)
 
 
 def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.verdict is Verdict.LOST:
         return "lost"
-    if answer.state == "waiting" and isinstance(settlement, Failure):  # a workflow runs again to see its job's cancel
+    # A workflow that failed runs again if its job was cancelled meanwhile: its code must see the cancel.
+    if answer.state == "waiting" and isinstance(settlement, Failure):
         return "parked"
     return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]
 
@@ -535,5 +539,5 @@ def _step_label(claimed: Claimed) -> str:
 
 
 def _handler_of(claimed: Claimed) -> str:
-    """The `pipeline.step` of the code that does the task."""
+    """The name `pipeline.step` of the code that does the task."""
     return claimed.handler or f"{claimed.pipeline}.{claimed.step}"

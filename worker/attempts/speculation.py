@@ -54,12 +54,13 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the lease of the attempt at whose end the worker discards the speculation. At first it is the attempt
-    that started the speculation. While this worker goes on with the job, it is the attempt at the step that runs. From
-    `take` on, it is the attempt that has taken the speculation.
+    `bound_to`: the lease of the attempt at whose end the worker discards the speculation. At first this is the attempt
+    that started the speculation. While this worker goes on with the job, it is the attempt at the job's current step.
+    From `take` on, it is the attempt that has taken the speculation.
     `owner_task`: the task whose attempt has taken the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
-    `sha256`: the digests of the inputs; they are complete once the attempt that makes the last input has published it.
+    `sha256`: the digests of the inputs. They are complete once the attempt that started the speculation has published
+    its outputs (`complete_digests`).
     `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
     """
 
@@ -77,7 +78,7 @@ class Speculation:
         """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
         # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
         # `handler`), with the time limit of the declared step (no `timeout_seconds`). For a file that the client has
-        # uploaded, `source.sha256` is None. Then the digest of the bytes that the step before has read takes its place.
+        # uploaded, `source.sha256` is None. Then compare with the digest of the bytes that the earlier step has read.
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None
@@ -117,6 +118,6 @@ class Speculation:
 
 
 def _mark_retrieved(running: asyncio.Task[Done]) -> None:
-    """Read the exception once: else asyncio warns of it when no attempt takes the speculation."""
+    """Read the exception once. Otherwise asyncio warns of it if no attempt takes the speculation."""
     if not running.cancelled():
         running.exception()

@@ -1,4 +1,4 @@
-"""Measures and logs handlers that block the event loop: all other attempts of the worker wait for them."""
+"""Measures and logs handlers that block the event loop, because all other attempts of the worker wait for them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Watched(Awaitable[_Result], Generic[_Result]):
         self._limit_seconds = limit_seconds
 
     def __await__(self) -> Generator[Any, Any, _Result]:
-        """As `yield from`, step by step: run `work` until it waits for a future, yield that future to the event loop,
-        and give `work` the result.
+        """Do what `yield from` does, step by step: run `work` until it waits for a future, yield that future to the
+        event loop, and give `work` the result.
         """
         inner = self._work.__await__()
         # The iterator of an awaitable need not be a generator: it may have neither `send` nor `throw`.
@@ -50,7 +50,7 @@ class Watched(Awaitable[_Result], Generic[_Result]):
             value, error = None, None
             try:
                 value = yield future
-            except BaseException as raised:  # noqa: BLE001 - the handler gets it; mostly it is a cancellation
+            except BaseException as raised:  # noqa: BLE001 - the handler gets the error, which is mostly a cancellation
                 error = raised
 
 

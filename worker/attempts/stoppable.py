@@ -26,12 +26,12 @@ class StoppableWork(Generic[_Result]):
         self.task: asyncio.Task[_Result] = loop.create_task(work)
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._end: asyncio.Future[None] = loop.create_future()  # the task has ended, or is given up
+        self._end: asyncio.Future[None] = loop.create_future()  # done when the task has ended, or is given up
         self.task.add_done_callback(self._set_end)
 
     def stop(self) -> None:
-        """Cancel the work, which may clean up. It may also catch the CancelledError and go on: so give it up after
-        `seconds`.
+        """Cancel the work, which may still clean up. If it catches the CancelledError and goes on, the attempt gives it
+        up after `seconds`.
         """
         self.task.cancel()
         if self._timer is None and not self.task.done():
@@ -41,7 +41,7 @@ class StoppableWork(Generic[_Result]):
         """What the work returns or raises. Raises CancelledError if the work is given up: then `task` is not done.
 
         If the caller is cancelled, this method stops the work, and still returns or raises what the work does, so that
-        the caller can settle it. But PostgreSQL may be away, and a settlement waits for it without limit. So the caller
+        the caller can settle the result. But a settlement waits without limit while PostgreSQL is away. So the caller
         is cancelled again after `_SETTLE_SECONDS`.
         """
         try:

@@ -23,6 +23,7 @@ from leasehold.worker.attempts.slot import Slot
 log = structlog.get_logger(__name__)
 #: A thread that runs on for this many seconds after its attempt has ended is stuck.
 _STUCK_SECONDS = 10.0
+#: A function to call in a thread, and before it the future that gets the function's result.
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
@@ -34,10 +35,10 @@ class Reservation:
         self._used = False
 
     async def run(self, work: Callable[[], Any], handler: tuple[str, str]) -> Any:
-        """Run `work` in the thread, with this task's context variables. Returns or raises what `work` does. `handler`:
+        """Run `work` in the thread, with the caller's context variables. Returns or raises what `work` does. `handler`:
         the pipeline and the step that `work` belongs to.
 
-        A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
+        A thread cannot be stopped. When the caller is cancelled, `work` goes on in its thread, and its result is
         dropped. The thread is free again only when `work` has ended.
         """
         self._used = True
@@ -82,8 +83,8 @@ class Threads:
         return Reservation(self)
 
     def close(self) -> None:
-        """End the threads. One that runs a handler ends after it. Otherwise a program that starts and stops workers,
-        such as a suite of tests, would keep the threads of each.
+        """End the threads. A thread that runs a handler ends after the handler. Without this method, a program that
+        starts and stops workers, such as a suite of tests, would keep the threads of every worker.
         """
         for _ in range(self._started):
             self._work.put(None)
@@ -161,8 +162,8 @@ class Threads:
             try:
                 result = work()
             except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
-                future.set_exception(contained(error))  # as a RuntimeError: these would harm the event loop
-            except BaseException as error:  # noqa: BLE001 - of any kind: the caller of `run` gets it
+                future.set_exception(contained(error))  # as a RuntimeError, because these errors harm an event loop
+            except BaseException as error:  # noqa: BLE001 - the caller of `run` gets an error of any kind
                 future.set_exception(error)
             else:
                 future.set_result(result)

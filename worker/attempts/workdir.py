@@ -4,8 +4,8 @@ If the worker is killed, the next worker to start removes it.
 A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory protects it
 from systemd-tmpfiles. That program deletes files and directories in /tmp that nobody has used for ten days, but nothing
 beneath a locked directory. Without this lock it would delete the directory of an idle worker. A new directory of the
-same name would not help: the children's fences (Landlock) grant access to the deleted directory only. The lock file is
-for workers of earlier releases, which check only that lock.
+same name would not help, because the children's fences (Landlock) grant access only to the deleted directory. The lock
+file is for workers of earlier releases: they check only the lock on this file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WorkDir:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
-        # Lock the root while this worker starts: else another worker's sweep could remove the new directory before its
-        # lock is taken.
+        # Lock the root while this worker starts. Otherwise another worker could remove the new directory in its sweep,
+        # before this worker has locked the directory.
         root_lock = _locked(self._root, os.O_DIRECTORY)
         try:
             self._sweep()
@@ -57,7 +57,7 @@ class WorkDir:
             os.close(lock)
 
     def _sweep(self) -> None:
-        """Remove the directories of killed workers. The caller holds the lock of the root: so no other worker starts
+        """Remove the directories of killed workers. The caller holds the lock of the root, so no other worker starts
         meanwhile.
         """
         for directory in self._root.iterdir():

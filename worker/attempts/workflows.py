@@ -129,7 +129,7 @@ class Workflows:
             outcome.suspension = Suspending(
                 lease, tuple(driver.calls), driver.news, outcome.wakes_after_ends, outcome.delay
             )
-            driver.calls_taken()  # if the commit fails, the driver is not used again
+            driver.calls_taken()  # this is safe: if the commit fails, the driver is not used again
             self._keep(driver, lease, outcome)
         return outcome
 
@@ -173,8 +173,8 @@ class Workflows:
 
     def _take(self, lease: Lease, previous_state: str) -> Driver | None:
         """The kept driver of the task, if it may go on; else None. It may go on if no other claim has run the task
-        since the driver suspended here, and if PostgreSQL still has the suspension. A failover may have undone the
-        suspension, with the signals that it consumed: then the task was not `waiting` before this claim.
+        since the driver suspended here, and if PostgreSQL still has the suspension. If a failover has undone the
+        suspension (and the consumption of signals in it), the task was not `waiting` before this claim.
         """
         suspended = self._suspended.get(lease.task_id)
         if suspended is None:

@@ -2,5 +2,5 @@
 the room for attempts.
 
 Each hint passes through these parts in order: broker, hint router, slot pool, claimer, runner (worker/attempts). At the
-end the slot pool ACKs it.
+end the slot pool ACKs the hint.
 """

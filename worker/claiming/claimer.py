@@ -58,7 +58,7 @@ class Claimer:
 
     async def claim(self, delivery: Delivery) -> Claimed | None:
         """Claim the task of the hint. None: this worker cannot claim the task now, and the caller acknowledges the
-        hint. Waits while PostgreSQL is away, so it raises only errors that a wait does not mend.
+        hint. While PostgreSQL is away, this waits. So it raises only errors that do not go away by waiting.
 
         A redelivered hint may come from a worker that has just died. If that worker owns the lease, this worker takes
         the lease over immediately.

@@ -13,8 +13,8 @@ from uuid import UUID
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: How many tenants with hints are compared: the first in line. The tenant that gets a slot moves to the end of the
-#: line, so that all tenants have their turn.
+#: The most tenants with hints that are compared for a slot. They are the first ones in line. The tenant that gets the
+#: slot moves to the end of the line, so that all tenants have their turn.
 _MAX_COMPARED = 32
 
 

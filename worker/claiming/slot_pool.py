@@ -6,8 +6,8 @@ seconds, and whenever the broker may have lost hints. A poll also finds the task
 snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
-unacknowledged. Hints of other tenants may then wait behind it in the broker. So a crowded pool also polls, four times a
-second, for the tasks of tenants that run fewer steps.
+unacknowledged. The broker limits the unacknowledged hints, so it may then hold back hints of other tenants. So a
+crowded pool also polls, four times a second, for the tasks of tenants that run fewer steps.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ log = structlog.get_logger(__name__)
 _SILENCE_SECONDS = 30.0
 
 #: Seconds between two polls of a crowded pool (see `_CROWDED`). While hints arrive, such a poll leaves new tasks
-#: (`pending`) to their hints until they have been due for this long. The polls are needed because the broker does not
-#: serve the tenants in turn: in its queue, a hint waits behind all hints of a tenant that floods the queue.
+#: (`pending`) to their hints until the tasks have been due for this long. The polls are needed because the broker does
+#: not serve the tenants in turn: in its queue, a hint waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while at least this part of its slots is busy. From about that part on,
 #: the broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
@@ -52,25 +52,26 @@ _CROWDED = 1 / 4
 #: A crowded pool polls the new tasks of a tenant that runs nothing here as soon as they have been due for this many
 #: seconds. Their hints arrive within milliseconds, unless many hints of another tenant are in front of them.
 _LATE_HINT_SECONDS = 0.05
-#: When an attempt of a full pool ends, the pool waits until about one attempt for each 8 slots has ended, at most 0.02
-#: s. Then one poll fills all free slots.
+#: When an attempt of a full pool ends, the pool waits until about one attempt for every 8 slots has ended, but at most
+#: 0.02 s. Then one poll fills all free slots.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
-#: A slot whose attempt found no child process, because none can be started or forked, takes no other task for this many
-#: seconds, or until one can be. It looks every second. So a worker without children leaves the tasks to other workers.
+#: If no child process could be started or forked for an attempt, its slot takes no other task for _REST_SECONDS, or
+#: until a child can be made. The slot checks this every _REST_CHECK_SECONDS. So a worker that cannot make children
+#: leaves the tasks to other workers.
 _REST_SECONDS, _REST_CHECK_SECONDS = 60.0, 1.0
-#: A slot whose claim ended with an unforeseen error takes no other hint for this many seconds. The error may meet each
-#: claim, for example if a privilege is revoked. Without the pause, the pool would acknowledge all hints of the queue in
-#: a moment, and only polls would find their tasks.
+#: A slot whose claim ended with an unforeseen error takes no other hint for this many seconds. Every claim may end with
+#: this error, for example if a privilege is revoked. Without the pause, the pool would acknowledge all hints of the
+#: queue in a moment, and only polls would find their tasks.
 _FAILED_CLAIM_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `has_more`: more tasks may be due. `hinted`: hints announce the tasks that are left, so
-    the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
+    """The result of a poll. `has_more`: more tasks may be due. `hinted`: hints announce the tasks that are left, so the
+    pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
     hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
-    `found_no_slot`: there was no free slot, so the pool sent no query. Then `hinted` is what earlier polls have shown.
+    `found_no_slot`: there was no free slot, so the pool sent no query. In this case `hinted` comes from earlier polls.
     """
 
     has_more: bool
@@ -178,7 +179,8 @@ class SlotPool:
 
     def stop_claiming(self) -> None:
         """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
-        that is under way is not cancelled, and its tasks run: else its tasks would wait until their leases expire.
+        that is under way is not cancelled, and the tasks that it claims run. Otherwise these tasks would wait until
+        their leases expire.
         """
         self._stopping = True
         if self._following is not None:
@@ -234,8 +236,8 @@ class SlotPool:
 
     def lend(self, tenant: str) -> bool:
         """Release the slot of an attempt that only waits for a thread or a process, so that another attempt can use it.
-        False: too many attempts (as many as `slots`) wait without a slot already, and this attempt keeps its slot. This
-        bounds the leases of the worker.
+        False: as many attempts as the pool has `slots` wait without a slot already, and this attempt keeps its slot.
+        This limit bounds how many leases the worker holds.
         """
         if self._lent >= self.slots:
             return False
@@ -244,8 +246,8 @@ class SlotPool:
         return True
 
     def take_back(self, tenant: str) -> None:
-        """Give a slot to an attempt that has lent its own, even if none is free: the attempt must not wait a second
-        time.
+        """Give a slot to an attempt that has lent its own. Do this even if no slot is free, because the attempt must
+        not wait a second time.
         """
         self._lent -= 1
         self._shares.take(tenant)
@@ -255,7 +257,7 @@ class SlotPool:
         arrived. If these hints stayed, the pool would count them as other tasks that wait. Jobs of many steps would
         then leave their slots after each step.
         """
-        # Not `holds`: after an outage of the database, the worker may have lost tasks that `holds` still reports.
+        # `holds` is not enough: after an outage of the database, it may be True for tasks that the worker has lost.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return
@@ -275,10 +277,11 @@ class SlotPool:
     async def _follow(self, delivery: Delivery) -> None:
         """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint.
 
-        An unforeseen error of the claim or of the attempt ends with the ACK, too. Unacknowledged, the hint would keep
-        its place among the few hints that the broker delivers to this worker. If the task is claimed, its lease passes,
-        and that writes a new hint. Otherwise a poll finds the task. A hint whose claim or attempt is cancelled stays
-        unacknowledged: the broker redelivers it when this worker's connection closes.
+        After an unforeseen error of the claim or of the attempt, this method ACKs the hint, too. The reason: the broker
+        limits the unacknowledged hints of this worker, and the hint would keep its place among them. The task is not
+        forgotten. If it is claimed, the sweep of its expired lease writes a new hint; otherwise a poll finds the task.
+        A hint whose claim or attempt is cancelled stays unacknowledged: the broker redelivers it when this worker's
+        connection closes.
         """
         self._followed_hints += 1
         slot = _Slot(self, delivery.hint.tenant)
@@ -311,7 +314,7 @@ class SlotPool:
         return next_step
 
     async def _run_polled(self, claimed: Claimed) -> None:
-        """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""
+        """Run a task that a poll has claimed. Unlike `_follow`, this has no hint to acknowledge."""
         slot = _Slot(self, claimed.tenant_id)
         next_step = await self._runner.run(claimed, None, slot)
         failpoints.reach("after_commit")
@@ -335,7 +338,7 @@ class SlotPool:
     async def rest(self, is_down: Callable[[], bool]) -> None:
         """Return once `is_down` returns False, after `_REST_SECONDS`, or when the pool stops."""
         until = monotonic() + _REST_SECONDS
-        while is_down() and not self._stopping and monotonic() < until:  # noqa: ASYNC110 - `is_down` asks, and has no event
+        while is_down() and not self._stopping and monotonic() < until:  # noqa: ASYNC110 - no event announces a change
             await asyncio.sleep(_REST_CHECK_SECONDS)
 
     def may_continue(self, tenant: str) -> bool:
@@ -360,8 +363,8 @@ class SlotPool:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
             hints_arrive = self._broker.delivers_hints and self._broker.connected
-            # While hints arrive, a poll leaves new tasks to them at first: else a hint and a poll would claim the same
-            # task. A requested poll does not, because hints may be lost.
+            # While hints arrive, a poll at first leaves new tasks to their hints. Otherwise a hint and a poll would
+            # claim the same task. A requested poll leaves no tasks to hints, because hints may be lost.
             overdue_seconds = self._pause_seconds if hints_arrive and not requested else 0.0
             result = await self._fill_kept_slot(overdue_seconds)
             if result is None or result.has_more:
@@ -370,8 +373,8 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has sent no query. Other tasks may wait nevertheless, with their hints in the
-            # broker: the running attempts may hold as many unacknowledged hints as the broker allows.
+            # A poll that found no slot has sent no query. Other tasks may wait nevertheless. Their hints are still in
+            # the broker if the running attempts hold as many unacknowledged hints as the broker allows.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -394,8 +397,8 @@ class SlotPool:
                 await self._may_poll.wait()
 
     async def _wait_for_slots(self) -> None:
-        """Wait until an attempt has ended, and then a moment for the ends of other attempts: a poll for one task costs
-        about as much as a poll for many.
+        """Wait until an attempt has ended, and then a moment for the ends of other attempts. The reason: a poll for one
+        task costs about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
             # One batch of settlements ends many attempts. If enough have ended together with the first one, poll now:
@@ -404,8 +407,8 @@ class SlotPool:
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
-        """Wait until this number of attempts has ended, at most `seconds`. Returns how many have ended. This may be
-        more, because one batch of settlements ends many attempts before this method goes on.
+        """Wait until this number of attempts has ended, at most `seconds`. Returns how many have ended. It may return a
+        larger number than `attempts`, because one batch of settlements ends many attempts before this method goes on.
         """
         self._ends_left = attempts
         self._enough_ended.clear()
@@ -416,9 +419,9 @@ class SlotPool:
         return attempts - self._ends_left
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
-        """Keep the next free slot for a poll if the pool has been full for `_FAIR_SECONDS`, and other tasks have waited
-        meanwhile, or may have. The poll gives that slot to the tenant that runs the fewest steps. If other tasks are
-        known to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
+        """Keep the next free slot for a poll if the pool has been full for `_FAIR_SECONDS`, and during this time other
+        tasks have waited, or may have waited. The poll gives that slot to the tenant that runs the fewest steps. If
+        other tasks are known to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
         """
         if not others_wait or not self._is_full:
             self._full_since = None
@@ -457,7 +460,7 @@ class SlotPool:
         reserve.
         """
         shares = self._shares
-        # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.
+        # Claim tasks for at most half of the slots. During the poll, attempts in the other half are settled.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(has_more=True, hinted=not self._finds_unhinted, held_back=False, found_no_slot=True)

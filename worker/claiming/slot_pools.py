@@ -18,9 +18,9 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
-#: Unacknowledged hints (messages that a task is due) for each slot. The broker gives each priority band a fixed part of
-#: them, which no other band can use (SHARES in broker/amqp/consumer.py). With 4 for each slot, the band `normal` alone
-#: can fill all slots; the band `low` alone fills less than half of them.
+#: Unacknowledged hints (messages that a task is due) for each slot. Each priority band may have a fixed part of these
+#: hints, which no other band can use (SHARES in broker/amqp/consumer.py). With 4 hints for each slot, the hints of the
+#: band `normal` alone can fill all slots; those of the band `low` alone fill less than half of the slots.
 _HINTS_PER_SLOT = 4
 
 

@@ -1,4 +1,4 @@
-"""Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant with the fewest first.
+"""Remembers how many steps each tenant runs in the whole installation. Polls serve first who runs the fewest steps.
 
 To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
 the vacuum for hours. So the longer a count takes, the less often polls count. Between two counts, polls use the earlier
@@ -12,7 +12,7 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: The largest share of the time that counts may take. Exception: a count is due after OLDEST_SECONDS in any case.
+#: The largest part of the time that counts may take. Exception: a count is due after OLDEST_SECONDS in any case.
 COUNTING_SHARE = 1 / 100
 OLDEST_SECONDS = 60.0
 
@@ -25,7 +25,7 @@ class TenantLoad:
         self._counting = Pauses(share=COUNTING_SHARE, at_least=0.0, at_most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
-        """Tenant -> running steps, for the next poll. None: that poll counts, if several tenants have work."""
+        """Tenant -> running steps, for the next poll. None: the next poll counts, if several tenants have work."""
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:

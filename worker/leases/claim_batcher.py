@@ -21,7 +21,7 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 
 #: Seconds between two checks whether the heartbeat has confirmed the ownership of a task.
 _UNCONFIRMED_SECONDS = 0.02
-#: Seconds for which a claim waits while the database is away: without limit. If a claim gave up, the worker would
+#: The seconds that a claim waits while the database is away. There is no limit. If a claim gave up, the worker would
 #: acknowledge the hint, and the task would wait until a poll finds it.
 _PATIENCE = float("inf")
 
@@ -35,7 +35,7 @@ class _Request:
 
 
 class _Held(Enum):
-    """The answer for a task that this worker held already when the batch began, so that the statement left it out."""
+    """The answer for a task that this worker held already when the batch began. The statement leaves this task out."""
 
     HELD = auto()
 
@@ -52,7 +52,7 @@ class ClaimBatcher:
             name="claims",
             at_most=at_most,
             patience=_PATIENCE,
-            sets_aside=True,  # a claim that takes too long delays no other
+            sets_aside=True,  # a claim that takes too long delays no other claim
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
@@ -63,7 +63,7 @@ class ClaimBatcher:
 
         Waits while this worker seems to hold the task but its ownership is unconfirmed. If this method returned None
         instead, the caller would acknowledge the hint. But the lease may be lost, or the task may have just been
-        settled and be due again: then no other hint may come.
+        settled and be due again. In both cases this hint may be the last one.
         """
         while True:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):

@@ -2,11 +2,11 @@
 lease while a handler blocks the main loop.
 
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
-worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. When an attempt runs long
-after its time limit (HeldLease.renew_until), the heartbeat stops the attempt and renews the lease no more. Otherwise a
-worker whose main loop hangs would keep its tasks for ever.
+worker may hold the lease. So the heartbeat stops the attempt, and the attempt writes nothing more. When an attempt runs
+long after its time limit (HeldLease.renew_until), the heartbeat stops the attempt and renews the lease no more.
+Otherwise a worker whose main loop hangs would keep its tasks for ever.
 
-The heartbeat's session holds the worker's presence, a lock by which other workers see that this one lives.
+The heartbeat's session holds the worker's presence, a lock by which other workers see that this worker lives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds for which an answer of the database confirms ownership. The heartbeat sends several queries in this time.
 _CONFIRMED_SECONDS = 2.0
-#: The pauses while there is no connection, and while an earlier session of this worker has the presence lock.
+#: The pauses between two tries to connect, and between two tries to take the presence lock. The second try fails while
+#: an earlier session of this worker has the lock.
 _RECONNECT_SECONDS, _APPEAR_SECONDS = 0.1, 0.05
 #: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
@@ -79,14 +80,14 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._woken = asyncio.Event()
-        # The thread runs in this context: its log lines name the worker, too.
+        self._woken = asyncio.Event()  # set when the session has ended, and by `close`
+        # The thread runs in this context, so that its log lines name the worker, too.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._thread_main,), name="heartbeat", daemon=True
         )
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
-        self._connected = threading.Event()
+        self._connected = threading.Event()  # set once this worker is present for the first time, or presence is off
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
         self._answer_lost = False
         self._presence_key: int | None = None  # of the presence lock; None: presence is off
@@ -155,8 +156,8 @@ class Heartbeat:
             return held is not None and not held.lost
 
     def all_held(self) -> list[UUID]:
-        """The tasks whose leases this worker holds, as far as it knows, and those with lost leases that are not dropped
-        yet.
+        """The tasks whose leases this worker holds, as far as it knows. Also the tasks whose leases are lost, but not
+        dropped yet.
         """
         with self._lock:
             return list(self._held)
@@ -196,7 +197,7 @@ class Heartbeat:
             while not self._closing:
                 await self._beat()
                 if watching_trust.done():
-                    watching_trust.result()  # raises the error that ended it
+                    watching_trust.result()  # raises the error that has ended `_watch_trust`
                 if self._connection is None:
                     await self._pause(_RECONNECT_SECONDS)
                 else:
@@ -219,7 +220,8 @@ class Heartbeat:
             requested_at = monotonic()
             await self._read_cancels()
             await self._release_orphans()
-            # Record when the query was sent: if the process was stopped since, the answer is old when it is read.
+            # Record when the query was sent, not when its answer was read. If the process was stopped in between, the
+            # answer was old when it was read.
             self._answered_at = requested_at
             outages.DATABASE.record_answer()
         except _RowLostError:
@@ -236,8 +238,8 @@ class Heartbeat:
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _watch_trust(self, tick: float) -> None:
-        """Mark leases as lost when they are no longer trusted. This is a task of its own, because a renewal may wait
-        for an answer for longer than a lease is trusted.
+        """Mark leases as lost when they are no longer trusted. This runs in an asyncio task of its own, because a
+        renewal may wait for an answer for longer than a lease is trusted.
         """
         while True:
             self._lose_untrusted()
@@ -258,7 +260,8 @@ class Heartbeat:
         self._presence_key = await self._registration.write(connection)
         # After a failover, extend the leases: other workers must not take the tasks before `_renew` confirms them.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
-        await self._orphans.begin_search(connection)  # last: a search regards only leases from before its begin
+        # This must come after `keep_leases`: a search finds only leases that were not renewed after it began.
+        await self._orphans.begin_search(connection)
         database.CONNECTS.inc()
         database.UP.set(1)
         if not self._settings.presence:
@@ -272,9 +275,9 @@ class Heartbeat:
 
     async def _try_to_appear(self) -> None:
         """Take the presence lock. PostgreSQL refuses the lock until this worker's earlier session has ended, and sends
-        no message when it ends. So the heartbeat tries again every `_APPEAR_SECONDS`. (A server that lost the network
-        notices the end of a session only after 20 s.) Meanwhile the heartbeat renews the leases, but does not count
-        them as confirmed.
+        no message when that session ends. So the heartbeat tries again every `_APPEAR_SECONDS`. (A server that lost the
+        network notices the end of a session only after 20 s.) Meanwhile the heartbeat renews the leases, but does not
+        count them as confirmed.
         """
         assert self._connection is not None
         if self._presence_key is None or await workers.appear(self._connection, self._worker, self._presence_key):
@@ -313,8 +316,8 @@ class Heartbeat:
             by_task = {answer.task_id: answer for answer in answers}
             for held in renewable:
                 self._apply_renewal(held, by_task[held.lease.task_id], started)
-            # The renewal skips a row that another statement has locked: that statement may be a takeover. So ownership
-            # is confirmed only if no row was skipped.
+            # The renewal skips a row that another statement has locked. The other statement may be a takeover. So
+            # ownership is confirmed only if no row was skipped.
             is_confirmed = all(answer.renewed or not answer.is_valid for answer in answers)
         else:
             is_confirmed = True
@@ -331,8 +334,8 @@ class Heartbeat:
             self._mark_cancelled(held)
 
     async def _read_cancels(self) -> None:
-        """Read which jobs are being cancelled. This runs at every tick, more often than renewals: so a step learns of a
-        client's cancel within a second.
+        """Read which jobs are being cancelled. This runs at every tick, which is more often than the renewals. So a
+        step learns of a client's cancel within a second.
         """
         assert self._connection is not None
         with self._lock:
@@ -376,7 +379,7 @@ class Heartbeat:
 
     def _mark_overdue(self, held: HeldLease) -> None:
         """The attempt runs long after its time limit, for example because the handler caught the CancelledError. Stop
-        it while its lease is still valid: so it fails because of its time limit, and not because of a lost lease.
+        the attempt while its lease is still valid. So it fails because of its time limit, not because of a lost lease.
         """
         held.overdue = True
         self._main_loop.call_soon_threadsafe(held.notify_stop)

@@ -31,12 +31,12 @@ class HeldLease:
     lease: Lease
     renew_until: float
     #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over:
-    #: if PostgreSQL lost the session of this worker, the others take this worker for dead.
+    #: if PostgreSQL lost the session of this worker, this worker looks dead to the others.
     trusted_until: float = field(init=False)
     #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The attempt runs long after its time limit: it must end while it still holds the lease.
+    #: The attempt runs long after its time limit, and must end while it still holds the lease.
     overdue: bool = field(default=False, init=False)
     #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another
     #: worker may have the task by now.
@@ -44,7 +44,9 @@ class HeldLease:
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.
     confirmed: Callable[[], bool] = field(default=lambda: True)
+    #: The connections of the pool that the attempt has now.
     _borrowed: set[Connection] = field(default_factory=set, init=False)
+    #: The handler did not stop in time, and runs on without its attempt.
     _given_up: bool = field(default=False, init=False)
     _stop: Callable[[], object] | None = field(default=None, init=False)
     _on_cancel: Callable[[], object] | None = field(default=None, init=False)
@@ -78,8 +80,8 @@ class HeldLease:
     @contextmanager
     def beyond_limit(self) -> Iterator[None]:
         """The time of the block, up to MAX_BEYOND_LIMIT_SECONDS, does not count for the time limit of the attempt. Use
-        it for work of the platform that ends by itself, such as requests to the object store: a slow store must not
-        cost the job a timeout.
+        such a block for work of the platform that ends by itself, such as requests to the object store. A slow store
+        must not cause a timeout of the step.
         """
         began, renew_until = monotonic(), self.renew_until
         self.renew_until = renew_until + MAX_BEYOND_LIMIT_SECONDS
@@ -105,11 +107,11 @@ class HeldLease:
         self._borrowed.discard(connection)
 
     def give_up(self) -> None:
-        """The handler did not stop, and runs on without its attempt: cut the connections that it has, so that the pool
-        opens new ones in their place. It gets no others.
+        """The handler did not stop, and runs on without its attempt. Cut the connections that it has, so that the pool
+        opens new ones in their place. The handler gets no other connections.
         """
         self._given_up = True
         for connection in self._borrowed:
-            with suppress(asyncpg.InterfaceError):  # the server has ended its session, and the pool has it back
+            with suppress(asyncpg.InterfaceError):  # the server has ended the session: the pool has the connection back
                 connection.terminate()
         self._borrowed.clear()

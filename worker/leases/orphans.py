@@ -1,9 +1,9 @@
 """Releases orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold.
 
-A task becomes an orphan in two ways. An asynchronous failover loses the last commits: a task whose settlement is lost
-is `running` again, but its owner no longer holds it. Or the answer to a claim is lost: PostgreSQL has given this worker
-a task, and the worker has no record of it. Without a release, an orphan would wait until its lease passes, and this
-would count as a loss of the task (LEASEHOLD_MAX_LOSSES). A release is no loss.
+A task becomes an orphan in two ways. First, an asynchronous failover loses the last commits. If one of them was a
+settlement, its task is `running` again, but its owner no longer holds the task. Second, the answer to a claim is lost.
+PostgreSQL has given this worker a task, but the worker has no record of the task. Without a release, an orphan would
+wait until its lease expires. This would count as a loss of the task (LEASEHOLD_MAX_LOSSES); a release is no loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from leasehold.transitions.settlements import Verdict
 log = structlog.get_logger(__name__)
 
 #: Seconds between the two queries that must both find a task. At the first query, the answer to a claim may still be on
-#: its way. By the second query, the worker has the answer and holds that task. If a release was wrong, the work is only
-#: done twice: writes with the old epoch change nothing.
+#: its way. By the second query, the worker has the answer and holds that task. If a release was wrong nevertheless, the
+#: work is done twice, but no harm is done: writes with the old epoch change nothing.
 _CONFIRM_SECONDS = 1.0
 
 
@@ -51,7 +51,8 @@ class Orphans:
         self._suspects, self._suspected_at = {}, monotonic()
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
-        """Release the orphans that two queries have found, but not those whose rows somebody has locked. `held`: the
+        """Release the orphans that two queries have found, but not those whose rows somebody has locked. So the first
+        call that finds orphans only remembers them; a later call that finds the same orphans releases them. `held`: the
         tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns the jobs that
         have ended: a job that is being cancelled ends with the release of its last task.
         """
@@ -68,8 +69,8 @@ class Orphans:
             return []
         if not orphans:
             return []
-        # Tasks with locked rows are left to a later call. This is the connection of the heartbeat: if it waited, the
-        # worker would renew no lease, and would count as dead.
+        # Tasks with locked rows are left to a later call. The reason: the heartbeat uses this connection. If the
+        # heartbeat waited for a lock, the worker would renew no lease, and would count as dead.
         released, ended = await release_unlocked(connection, self._worker, orphans)
         if released == owned_tasks:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
@@ -79,8 +80,8 @@ class Orphans:
 async def release_unlocked(
     connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
 ) -> tuple[dict[UUID, int], list[JobEnded]]:
-    """As `release_tasks`, but without the tasks whose rows, or whose jobs, somebody has locked: nobody waits for these.
-    Returns the other tasks, and the jobs that have ended.
+    """Release these tasks as `release_tasks` does, but leave out the tasks whose rows, or whose jobs' rows, somebody
+    has locked. So this waits for no lock. Returns the tasks that were not left out, and the jobs that have ended.
     """
     async with connection.transaction():
         unlocked_tasks = await claims.lock_unlocked(connection, tasks)
@@ -89,8 +90,8 @@ async def release_unlocked(
 
 
 async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
-    """Release these tasks of the worker, which it does not hold. `tasks`: task -> epoch; at least one. Returns the jobs
-    that have ended, as `Orphans.release` does.
+    """Release these tasks, which the worker owns but does not hold. `tasks`: task -> epoch, with at least one task.
+    Returns the jobs that have ended, as `Orphans.release` does.
     """
     # A release reads neither `attempt` nor `trusted_until`.
     leases = [Lease(task, worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in tasks.items()]

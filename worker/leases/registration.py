@@ -25,10 +25,12 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
-#: Seconds for which a worker that ends waits for a connection. With a pool that is dry it would wait without end.
+#: Seconds for which a worker that ends waits for a connection of the pool. Without this limit it would wait without end
+#: if all connections are in use.
 _CONNECTION_SECONDS = 2.0
-#: Seconds that the release of all tasks may take at the end of a worker. If it takes longer, somebody has mostly locked
-#: the row of a job. Then the worker's row stays: with it, other workers see that the owner has ended.
+#: Seconds that the release of all tasks may take at the end of a worker. If it takes longer, the usual reason is that
+#: somebody has locked the row of a job. Then the worker's row stays: by this row, other workers see that the owner of
+#: the tasks has ended.
 _RELEASE_SECONDS = 2.0
 #: Seconds between two tries to release a task whose job somebody has locked.
 _LOCKED_PAUSE_SECONDS = 0.1
@@ -69,7 +71,7 @@ class Registration:
 
     @property
     def handlers(self) -> Sequence[str]:
-        """The `pipeline.step` of each step that the worker has code for."""
+        """The name `pipeline.step` of each step that the worker has code for."""
         return self._handlers or ()
 
     @property
@@ -108,7 +110,8 @@ class Registration:
     async def record_drain(self, pool: Pool) -> None:
         """Record that the worker claims nothing more. While its last attempts run, the worker must not count as one
         that serves its queues. If PostgreSQL does not answer, the drain goes on without the record, because a drain
-        must end in time. The next `write` records it, too: a failover may lose this record, or the whole row.
+        must end in time. The next `write` records the drain again, because a failover may lose this record, or the
+        whole row.
         """
         self._draining = True
         try:
@@ -145,9 +148,10 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
-    """Delete the worker's row. Before that, release the tasks that the worker still has. (After a second signal, or
-    after a part of it has failed, the worker does not wait for its attempts.) Without the row no other worker could see
-    that this one is dead. The tasks would wait until their leases pass, and this would count as a loss of each task.
+    """Delete the worker's row. Before that, release the tasks that the worker still has. (The worker does not wait for
+    its attempts after a second signal, or after one of its parts has failed.) Otherwise the tasks would have an owner
+    without a row, and no other worker could see that this owner is dead. The tasks would wait until their leases
+    expire, and this would count as a loss of each task.
     """
     try:
         async with pool.acquire(timeout=_CONNECTION_SECONDS) as connection:
@@ -160,8 +164,8 @@ async def _unregister(pool: Pool, worker: UUID) -> None:
 
 
 async def _release_all(connection: Connection, worker: UUID) -> None:
-    """Release all tasks of the worker, also one that a late settlement gives it meanwhile. If somebody has locked the
-    row of a job, the other jobs do not wait for it, and its task is tried again.
+    """Release all tasks of the worker, also a task that a late settlement claims for it meanwhile. If somebody has
+    locked the row of a job, the tasks of other jobs do not wait for the lock, and the task of this job is tried again.
     """
     while tasks := await claims.owned(connection, worker):
         released, ended = await release_unlocked(connection, worker, tasks)

@@ -1,4 +1,4 @@
-"""Settles attempts: all attempts that end during one round trip share the next one.
+"""Settles attempts. All attempts that end during one round trip share the next round trip.
 
 A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
 After each commit, the batcher calls `announce` with the hints (messages that a task is due) that the commit wrote to
@@ -33,7 +33,7 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: Seconds for which a settlement waits while the database is away: without limit. If a settlement gave up, the step
+#: The seconds that a settlement waits while the database is away. There is no limit. If a settlement gave up, the step
 #: would have to run again.
 _PATIENCE = float("inf")
 
@@ -92,7 +92,7 @@ class SettlementBatcher:
             name="settlements",
             at_most=at_most,
             patience=_PATIENCE,
-            sets_aside=True,  # a settlement that takes too long delays no other
+            sets_aside=True,  # a settlement that takes too long delays no other settlement
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
@@ -120,8 +120,8 @@ class SettlementBatcher:
         if refused:
             answers |= await self._return_workflows(connection, refused)
             refused = _refused(refused, answers)
-        # PostgreSQL may have refused these because their jobs are being cancelled: then acknowledge that the attempts
-        # have stopped. If a lease is lost, PostgreSQL refuses the acknowledgement, too.
+        # PostgreSQL may have refused the remaining settlements because their jobs are being cancelled. So acknowledge
+        # that the attempts have stopped. If a lease is lost, PostgreSQL refuses the acknowledgement, too.
         if refused:
             leases = [settlement.lease for settlement in refused]
             answers |= self._take(await settlements.acknowledge_cancel(connection, leases))
@@ -164,8 +164,8 @@ class SettlementBatcher:
     def _take(self, outcome: Settled) -> dict[UUID, Answer]:
         """Announce the hints and count the ended jobs of a statement that has committed. Returns the answers.
 
-        Call it before the next statement of the batch. That one may fail, and then the batcher settles each settlement
-        again: PostgreSQL answers `settled`, but names neither the hints nor the jobs again.
+        Call this before the next statement of the batch, because that statement may fail. Then the batcher settles each
+        settlement again. PostgreSQL answers `settled`, but does not name the hints and the jobs a second time.
         """
         self._announce(outcome.announcements)
         count_ended_jobs(outcome.ended)
@@ -173,7 +173,7 @@ class SettlementBatcher:
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
-        due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
+        due again, because its code must see the cancel. A workflow that was about to wait is due immediately. A failed
         attempt that may be repeated is due after the pause of its failure. If the task is no workflow, PostgreSQL
         refuses this release or snooze, too.
         """
@@ -193,8 +193,8 @@ class SettlementBatcher:
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost: without a
-        new claim, no worker would run these steps before their leases pass. Returns the changed answers.
+        """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost. Without a
+        new claim, no worker would run these steps before their leases expire. Returns the changed answers.
         """
         completed_ids: list[UUID] = []
         workflow_of_step: dict[UUID, UUID] = {}  # a step that a suspension started -> the workflow's task
@@ -208,7 +208,7 @@ class SettlementBatcher:
                 workflow_of_step[settlement.step_to_claim] = task_id
         if not completed_ids and not workflow_of_step:
             return {}
-        held_ids = self._heartbeat.all_held()  # the worker holds these already: they are not claimed again
+        held_ids = self._heartbeat.all_held()  # steps that the worker holds already are not claimed again
         by_task = await claims.claim_again(connection, completed_ids, workflow_of_step, self._terms, held_ids)
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 

@@ -9,8 +9,8 @@ from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Pool
 from leasehold.transitions import concurrency
 
-#: Seconds for which `turn` waits for further jobs to end. It then handles all of them together: the locks and counts
-#: cost the same for one job as for hundreds.
+#: Seconds for which `turn` waits for further jobs to end. It then handles all these jobs together, because the locks
+#: and counts cost the same for one job as for hundreds.
 _GATHER_SECONDS = 0.02
 
 
@@ -32,7 +32,7 @@ class Admitter:
         self._has_ended.set()
 
     async def turn(self) -> float:
-        """Wait until jobs may have ended, then admit jobs of their limits. Returns 0: the next turn needs no pause."""
+        """Wait until jobs may have ended, then admit other jobs at their limits. Returns 0: no pause is needed."""
         await self._has_ended.wait()
         await asyncio.sleep(_GATHER_SECONDS)
         self._has_ended.clear()

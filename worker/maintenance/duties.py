@@ -1,6 +1,6 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
-Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Most duties run only in the leader,
+Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most run only in the leader,
 which is one worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
 (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
 pool, and all housekeeping duties share one: such a duty waits until one of these connections is free.
@@ -45,25 +45,25 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two searches for dead workers and a dead leader: other workers take over their tasks and duties
-#: within a second.
+#: Seconds between two searches for dead workers and for a dead leader. So other workers take over their tasks and
+#: duties within a second.
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
 #: Seconds between two searches for tables that have grown quickly. A search takes PostgreSQL half a millisecond.
 _GROWN_SECONDS = 2.0
 #: Seconds between two searches for tasks that were put off because the worker that claimed them lacked their code. This
-#: worker wakes those whose code it has.
+#: worker wakes the tasks whose code it has.
 _KNOWN_SECONDS = 30.0
 #: Seconds between two searches for apps whose schedules in code this worker must write again.
 _DECLARED_SECONDS = 30.0
-#: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
+#: The most tasks that one search of `_wake_known` wakes, and the seconds until its next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
-#: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next one follows
+#: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next turn follows
 #: immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
-#: The largest share of the time that the duty of started runs takes, except that it runs at least once in
-#: LATEST_SECONDS. Workflows wait for it.
+#: The largest part of the time that the duty `_follow_children` takes. Exception: it runs at least once in
+#: LATEST_SECONDS. The part is larger than MAX_BUSY, because workflows wait for this duty.
 _MAX_BUSY_WITH_RUNS = 1 / 10
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -116,7 +116,7 @@ class Duties:
         self._housekeeping = Housekeeping(settings, _shared(pool, _HOUSEKEEPING_CONNECTIONS), store, kinds)
 
     def all(self) -> list[Periodic]:
-        """The loops of all duties. The worker runs each loop as a task."""
+        """The loops of all duties. The worker runs each loop as an asyncio task."""
         watch = min(_WATCH_SECONDS, self._settings.sweep_seconds)
         housekeeping = self._housekeeping
         periodic = [
@@ -202,8 +202,8 @@ class Duties:
 
     async def _follow_children(self) -> float | None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed. The
-        statements read all open calls of workflows: so the slower they are, the longer this duty pauses. Returns 0,
-        which means another turn immediately, if there is more to do.
+        statements read all open calls of workflows. So the slower the statements are, the longer this duty pauses.
+        Returns 0, which means another turn immediately, if there is more to do.
         """
         if not self._started_run_pauses.due:
             return None
@@ -222,8 +222,8 @@ class Duties:
         return None
 
     async def _end_late_steps(self) -> None:
-        """End steps of external workers that run longer than their time limit. The query reads all running tasks: so
-        the slower it is, the longer this duty pauses, as the takeover does.
+        """End steps of external workers that run longer than their time limit. The query reads all running tasks. So
+        the slower the query is, the longer this duty pauses, as the takeover does.
         """
         if not self._late_step_pauses.due:
             return
@@ -260,7 +260,7 @@ class Duties:
 
     async def _fire_schedules(self) -> float | None:
         """Write the schedules that apps declare in code, if this worker has not done so yet, or must do so again. Then
-        fire the due ones. Returns 0, which means another turn immediately, if more may be due.
+        fire the due schedules. Returns 0, which means another turn immediately, if more schedules may be due.
         """
         async with self._frequent_connection() as connection:
             await self._write_declared_schedules(connection)
@@ -271,7 +271,7 @@ class Duties:
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             )
-            for fired in created_runs:  # of all, before an admission fails, or waits for a limit that is locked
+            for fired in created_runs:  # all hints go out before an admission fails, or waits for a locked limit
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
             for fired in created_runs:  # `departed`: runs that left their places in the limits
@@ -279,8 +279,8 @@ class Duties:
         return 0.0 if has_more else None
 
     async def _write_declared_schedules(self, connection: Connection) -> None:
-        """Write the schedules of this worker's tenant, unless the map of cells places the tenant in another cell: there
-        the tenant's schedules fire.
+        """Write the schedules of this worker's tenant. Exception: if the map of cells places the tenant in another
+        cell, the tenant's schedules fire there, and this writes none.
         """
         if self._lives_elsewhere():
             return
@@ -291,7 +291,7 @@ class Duties:
         if monotonic() - self._declared_at >= _DECLARED_SECONDS and not self._registration.draining:
             all_schedules = self._templates.pipelines.schedules
             written = sorted(all_schedules.keys() - self._unwritten_schedules.keys())
-            # What cannot be taken over now is looked for again after the pause.
+            # After the pause, the next search finds the apps that could not be taken over now.
             if apps := await declared.apps_to_take_over(connection, tenant_id, written, worker):
                 to_write = {app: all_schedules[app] for app in apps}
                 await declared.reconcile_apps(connection, tenant_id, to_write, worker, only_without_writer=True)
@@ -339,8 +339,8 @@ class Duties:
 
 
 def _cells_of(settings: Settings) -> Cells | None:
-    """The map of cells. None: there are no cells, or the map cannot be read. Then the worker writes its schedules as
-    without cells: to write none would stop those of tenants that live here.
+    """The map of cells. None: there are no cells, or the map cannot be read. In both cases the worker writes its
+    schedules. If it wrote none, the schedules of a tenant that lives here would stop.
     """
     if settings.cells_file is None:
         return None

@@ -36,12 +36,13 @@ from leasehold.transitions.quarantine import run_known_units, set_aside
 
 #: For how long housekeeping keeps the objects that processes wrote at their start to probe the store.
 _PROBES_KEPT = timedelta(hours=1)
-#: A turn handles one batch. If more may be due after it, the next turn comes after this many seconds.
+#: A turn handles one batch. If more units may be due after it, the next turn comes after this many seconds.
 NEXT_BATCH_SECONDS = 0.1
 #: The most expired jobs of a batch. After a full batch the next turn comes immediately, because any number of jobs may
 #: expire in a second.
 _BATCH = 100
-#: After this many full batches of jobs, retention reads again those that expired first: some that had to stay may go.
+#: After this many full batches of jobs, retention begins again with the jobs that expired first. Some of them had to
+#: stay before, and may be deleted now.
 _BATCHES_IN_A_PASS = 100
 #: The objects of this many units of a batch are deleted at once. The process has 50 connections to the store, which the
 #: worker's attempts use, too.
@@ -60,9 +61,9 @@ class Housekeeping:
         self._connections = connections
         self._store = store
         self._housekeeping_of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
-        #: The time from which on the next turn of `retention` reads expired jobs; None: all. And the number of full
-        #: batches since a turn read all.
+        #: The next turn of `retention` reads the jobs that have expired since this time; None: all expired jobs.
         self._expired_since: datetime | None = None
+        #: How many turns of `retention` in a row have had a full batch.
         self._full_batches = 0
         #: Functions of the kinds, which the duty `deadlines` calls with the jobs that it ends.
         self.hooks_after_expiry = hooks_after_expiry(self._housekeeping_of_kinds)
@@ -129,8 +130,8 @@ class Housekeeping:
             hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
-        # Many jobs that must stay may have expired before the others. So that not each turn reads them, a turn after a
-        # full batch begins where that batch ended.
+        # Many jobs that must stay may have expired before the others. Not every turn should read them again. So a turn
+        # after a full batch begins where that batch ended.
         since, self._expired_since = self._expired_since, None
         units = await self._read(partial(sweeps.forgettable_jobs, since=since, limit=_BATCH))
         pause = await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
@@ -173,8 +174,9 @@ class Housekeeping:
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
-        """Call `delete` for each unit, for _UNITS_AT_ONCE at once, until the store or the database is away. Returns the
-        deleted units; the units at fault, with their errors; and the error of the server that is away, or None.
+        """Call `delete` for each unit, for _UNITS_AT_ONCE units at the same time. Stop if the store or the database is
+        away. Returns the deleted units; the units at fault, with their errors; and the error of the server that is
+        away, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
@@ -209,7 +211,7 @@ class Housekeeping:
     async def _is_outage(self, error: Exception) -> bool:
         """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
         OSError may also come from the code of a kind of work, and a timeout may come from a slow statement for this
-        unit. So after such an error this method sends a query. Without an answer to it, the database is away.
+        unit. So after such an error this method sends a query. If the query gets no answer, the database is away.
         """
         if not may_try_again(error):
             return False
@@ -229,7 +231,7 @@ class Housekeeping:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:
             return error
-        except StoreError:  # an answer, too
+        except StoreError:  # this is an answer of the store, too
             return None
         return None
 

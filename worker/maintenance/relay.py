@@ -1,6 +1,6 @@
 """The relay sends the hints (messages about due tasks) that remain in the outbox, the table of hints without a confirm
-of the broker. Nobody else has sent them: their process died or publishes none, the broker was away, or the announcer of
-their process had too many.
+of the broker. The process that wrote these hints has not sent them. There are four reasons: the process died, it
+publishes no hints, the broker was away, or its announcer had too many hints.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EVERY_SECONDS = 0.5
 DUTY = "relay"
 #: The most hints of one turn.
 _MAX_HINTS = 500
-#: One turn splits at most this many rows of `outbox_batch` into rows of `outbox`. Such a row has several hints, seldom
-#: more than a hundred.
+#: One turn splits at most this many rows of `outbox_batch` into rows of `outbox`. A row of `outbox_batch` has several
+#: hints, seldom more than a hundred.
 _MAX_SPLIT = 20
 #: Most turns read only the rows in the poll window: those that became due since the last turn. About once in this many
 #: seconds, a turn reads the whole outbox, because the window misses a row whose transaction committed long after its
@@ -62,8 +62,8 @@ class Relay:
         return None if is_all or sent_count < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
-        """Send all hints together. If that fails, send each hint alone, and set aside a hint that fails alone: so it
-        delays no other hint. Returns how many were sent.
+        """Send all hints together. If that fails, send each hint alone. A hint that fails alone is set aside, so that
+        it delays no other hint. Returns how many hints were sent.
         """
         try:
             return await self._announcer.publish(announcements)
@@ -77,7 +77,7 @@ class Relay:
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
         """Record that a hint cannot be sent, and try it again when its quarantine ends. After `STUCK_AFTER` tries, drop
-        the hint: a poll finds its task.
+        the hint, because a poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
             outbox_id = announcement.outbox_id

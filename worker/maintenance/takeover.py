@@ -22,14 +22,14 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than MAX_BUSY (a share) of
-#: its time, the leader reads less often, but at least once in LATEST_SECONDS.
+#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than this part of its time
+#: (MAX_BUSY, one hundredth), the leader reads less often, but at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds. Some rows may still be
 #: locked, and other workers may have died at the same time.
 _HURRY_SECONDS = 5.0
-#: The most leases that one turn ends. After a full turn the next one follows immediately.
+#: The most leases that one turn ends. After a full turn the next turn follows immediately.
 _LEASES_AT_ONCE = 200
 
 
@@ -79,9 +79,9 @@ class Takeover:
         return None
 
     async def _expire_leases(self, connection: Connection) -> bool:
-        """End expired leases, but query only when the pause is over, or when a worker has just died. The query is slow,
-        because it reads every row version of running tasks since the last vacuum. Returns whether more leases may have
-        expired.
+        """End expired leases. This sends the query only when the pause is over, or when a worker has just died (within
+        `_HURRY_SECONDS`). The reason: the query is slow, because it reads every row version of running tasks since the
+        last vacuum. Returns whether more leases may have expired.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):  # a worker has died since the last turn
