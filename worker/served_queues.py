@@ -39,7 +39,7 @@ class ServedQueues:
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
         """The queues that the settings name; if they name none, all queues that the pipelines declare. For each queue
-        and each of its own labels, the worker also serves the queue `QUEUE@LABEL`. Only workers with that label serve
+        and each label of the worker, the worker also serves the queue `QUEUE@LABEL`. Only workers with that label serve
         such a queue.
         """
         declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
@@ -66,8 +66,8 @@ def _names(pipelines: Iterable[Pipeline], *, isolated: bool) -> tuple[str, ...]:
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
-    """The slots of the slot pool that serves `queue`. `Pipeline.slots` is the name of a setting: the number of the
-    pipeline's own slots. All other inline pipelines share `worker_concurrency`.
+    """The slots of the slot pool that serves `queue`. `Pipeline.slots` is the name of the setting that has the number
+    of the pipeline's own slots. All inline pipelines without own slots use one pool with `worker_concurrency` slots.
     """
     if queue in isolated:
         return number_of_children(settings)

@@ -1,8 +1,8 @@
 """Starts the zygotes of a worker before the rest of the worker. A zygote loads the handlers of isolated steps, and
-forks the children that run them. The zygotes load their handlers on other cores meanwhile.
+forks the children that run them. While the rest of the worker starts, the zygotes load their handlers on other cores.
 
 `Worker` enters `warm_up` first. This module must not import the rest of the worker. That import would delay the
-children by about half the time that a zygote (the process that forks the children) needs to load its handlers.
+children by about half the time that a zygote needs to load its handlers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children, and the task that starts them: `started` ends when all zygotes have loaded their handlers. It
-    raises DeclarationError if a zygote cannot load them.
+    """The children, and the asyncio task `started`, which starts them. It ends when all zygotes have loaded their
+    handlers. It raises DeclarationError if a zygote cannot load its handlers.
     """
 
     work_dir: Path
@@ -59,4 +59,9 @@ async def warm_up(
 
 
 def _work_root(settings: Settings) -> Path:
-    return Path(settings.work_dir) if settings.work_dir else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108 - WorkDir checks who owns it
+    return (
+        Path(settings.work_dir)
+        if settings.work_dir
+        # WorkDir checks who owns this folder.
+        else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108
+    )

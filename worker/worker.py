@@ -38,9 +38,10 @@ log = structlog.get_logger(__name__)
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
-#: When the time to drain is over, the attempts that still run are released. A drain waits this long for that. A handler
-#: has up to 10 of these seconds to stop (`_MAX_STOP_SECONDS` of attempts/runner.py). A container is killed 15 s after
-#: its time to drain, and the worker must still release its tasks, and delete its row.
+#: When the time to drain is over, the worker releases the attempts that still run, and waits at most this long until
+#: they have ended. A handler has up to 10 of these seconds to stop (`_MAX_STOP_SECONDS` of attempts/runner.py). A
+#: container is killed 15 s after its time to drain. Before that, the worker must still release its tasks, and delete
+#: its row.
 _RELEASE_SECONDS = 12.0
 #: Seconds between two records that the event loop runs.
 _PULSE_SECONDS = 5.0
@@ -64,7 +65,8 @@ class Worker:
         """`pipelines`: the registry; by default that of the setting `pipelines`. Child processes always load the
         setting's registry, after they have imported `modules`.
         """
-        self.id = new_id()  # new at every start: else the leases of a dead process would look like this worker's
+        # A new id at every start. Otherwise the leases of a dead process would look like the leases of this worker.
+        self.id = new_id()
         self.settings = settings
         self.pipelines = with_bulk_operations(
             pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
@@ -88,7 +90,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         structlog.contextvars.bind_contextvars(worker_id=str(self.id))
-        self._stack.enter_context(exits_contained())  # a task that a handler made must not end the worker
+        self._stack.enter_context(exits_contained())  # an asyncio task that a handler made must not end the worker
         try:
             await self._start()
         except BaseException:
@@ -101,9 +103,12 @@ class Worker:
 
     async def drain(self) -> None:
         """Claim no more tasks. Wait for running attempts. After `drain_seconds`, end the attempts that still run, and
-        release their leases to other workers. Then wait for attempts of short steps that are not cancelable: these are
-        not ended. Returns in time, also if claims or settlements still wait for PostgreSQL, for example because
-        somebody has locked a job's row: when the worker closes, it releases their tasks.
+        release their leases, so that other workers can claim the tasks. Exception: attempts of short steps that are not
+        cancelable are not ended, and this method waits for them.
+
+        Claims or settlements may still wait for PostgreSQL, for example because somebody has locked a job's row. This
+        method returns in time nevertheless. When the worker closes, it releases the tasks of these claims and
+        settlements.
         """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
@@ -121,7 +126,7 @@ class Worker:
             log.warning("the drain ends although claims or settlements still wait for PostgreSQL")
 
     async def _have_finished(self, seconds: float) -> bool:
-        """Wait until no attempt runs, for at most `seconds`. Returns whether that is so."""
+        """Wait until no attempt runs, for at most `seconds`. Returns whether all attempts have ended."""
         try:
             async with asyncio.timeout(seconds):
                 await self.parts.slot_pools.finished()
@@ -130,14 +135,14 @@ class Worker:
         return True
 
     async def failed(self) -> None:
-        """Wait for ever. Raises the first error that ends a part of the worker: the process should then end."""
+        """Wait for ever. Raises the first error that ends a part of the worker. Then the process should end."""
         await asyncio.shield(self._failure)
 
     # --- start
 
     async def _start(self) -> None:
-        # Serve the inline queues first, if there are any. So import parts.py before the children start: children that
-        # load their handlers meanwhile would slow the import down.
+        # Serve the inline queues first, if there are any. So import parts.py before the children start. The import
+        # would be slower while children load their handlers.
         if self._chosen.inline:
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id, self._modules))
@@ -174,15 +179,15 @@ class Worker:
         handlers, drain the worker, and then raise DeclarationError.
         """
         try:
-            # All queues that the worker may serve: the inline queues alone, as before, if isolation.py refuses the
-            # isolated queues.
+            # `queues`: all queues that the worker may serve. If isolation.py refuses the isolated queues, these are
+            # only the inline queues, which the worker serves already.
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
             raise
         if not self._draining:
-            # Children that were refused are closed. Then the worker has no code of isolated steps any more, also where
-            # such a step stands in an inline queue.
+            # If the isolated queues were refused, the children are closed. Then the worker has no code of isolated
+            # steps any more, not even for an isolated step whose task stands in an inline queue.
             handlers = self.pipelines.loaded_handlers(self.parts.children.pipelines)
             await self.parts.registration.change(self.parts.pool, queues, handlers)
             # A drain that began meanwhile has stopped only the slot pools that existed then. A pool that started now
@@ -209,7 +214,7 @@ class Worker:
         )
 
     async def _self_check(self) -> None:
-        """Run the self-check once and log its findings: an operator learns early which guarantees do not hold."""
+        """Run the self-check once and log its findings. So an operator learns early which guarantees do not hold."""
         from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - a later import shortens the start
 
         await asyncio.sleep(_CHECK_AFTER_SECONDS)
@@ -232,7 +237,7 @@ class Worker:
             await asyncio.sleep(_PULSE_SECONDS)
 
     def _run(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `loop` as a task until the worker closes. Its error fails the worker."""
+        """Run `loop` as an asyncio task until the worker closes. An error of the loop fails the worker."""
         task = asyncio.create_task(loop(), name=name)
         task.add_done_callback(self._check_end)
         self._loops.append(task)

@@ -119,7 +119,7 @@ class _LogSender(logging.Handler):
                 fields=_fields_of(record),
             )
             _send(line)
-        except Exception:  # noqa: BLE001 - as every handler of `logging`: report it, and go on
+        except Exception:  # noqa: BLE001 - as every handler of `logging` does: report the error, and go on
             self.handleError(record)
 
 
@@ -163,11 +163,11 @@ class _WorkerLink:
         _send(frames.Emitted(chunk=chunk))
 
     def cancelled(self) -> bool:
-        return os.path.exists(self._cancel_path)  # noqa: PTH110 - half the cost of Path.exists, and handlers call it often
+        return os.path.exists(self._cancel_path)  # noqa: PTH110 - handlers call it often; half the cost of Path.exists
 
 
 def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
-    """Run the handler. Returns the frame of what it returned or raised."""
+    """Run the handler. Returns the frame for what the handler returned or raised."""
     try:
         work = _work(pipeline, run)
         _use_directory(work.directory)

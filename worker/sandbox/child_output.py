@@ -1,7 +1,7 @@
 """Copies what a child prints into the worker's log, line by line, up to a bound for each run.
 
-The worker always empties the pipe: so a child that prints a lot never blocks. Beyond the bound the worker drops the
-output and counts its bytes: so the output fills neither memory nor the log.
+The worker always empties the pipe, so a child that prints a lot never blocks. Beyond the bound the worker drops the
+output and counts its bytes. So the output fills neither memory nor the log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _CHUNK = 64 * 1024
 #: The most bytes of one line in the log, and the end of a line that was cut.
 _MAX_LINE = 1000
 _CUT = b" [...]"
+#: The most bytes of output that the worker logs for one run.
 MAX_BYTES_PER_RUN = 32 * 1024
 
 
@@ -45,8 +46,8 @@ class ChildOutput:
         self._loop.add_reader(self._read_end, self._read)
 
     def begin(self, pipeline: str, step: str) -> None:
-        """A run begins: let it print MAX_BYTES_PER_RUN, and name it in the log. The attempt calls this in its own
-        context.
+        """A run begins. From now on, log at most MAX_BYTES_PER_RUN of its output, with the names of its pipeline and
+        step. The attempt calls this in its own context.
         """
         self._log_last_line()
         self._recorder = current()

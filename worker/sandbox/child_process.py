@@ -1,4 +1,4 @@
-"""`ChildProcess`: the worker's handle of one child process. The worker sends the child one run, and kills the child
+"""`ChildProcess`: the worker's handle for one child process. The worker sends the child one run, and kills the child
 after the run. The zygote (the process that forked the child) then reaps it.
 """
 
@@ -88,7 +88,7 @@ class ChildProcess:
         """
         try:
             async with asyncio.timeout(timeout):
-                fences.limit(self.pid, limits)  # of memory and CPU time
+                fences.limit(self.pid, limits)  # of memory, CPU time, file size and open files
                 self._writer.write(confinement + run)
                 await self._writer.drain()
                 while True:
@@ -155,10 +155,10 @@ class ChildProcess:
         except (OSError, EOFError):  # the zygote died, and its children with it: init reaps them
             status = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # if this worker is init itself, it reaps the child here
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG: it does not wait
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - with WNOHANG it returns
         os.close(self._pidfd)
         self._writer.close()
-        with contextlib.suppress(OSError):  # the connection was reset: it is closed, too
+        with contextlib.suppress(OSError):  # the connection was reset, so it is closed already
             await self._writer.wait_closed()
         self._output.close()
         return status
@@ -183,7 +183,7 @@ def hung_up(connection: socket.socket) -> bool:
     if connection.fileno() < 0:
         return True
     poll = select.poll()
-    poll.register(connection.fileno(), 0)  # poll reports a hang-up without a flag for it
+    poll.register(connection.fileno(), 0)  # poll reports a hang-up even if no flag asks for it
     return bool(poll.poll(0))
 
 

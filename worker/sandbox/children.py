@@ -1,8 +1,8 @@
 """Runs isolated steps, each run in a child process of its own. The isolated attempts call `Children.run`.
 
-No two runs share a process: their inputs may belong to two tenants, and a hostile picture may take control of its
-decoder. Each pipeline has a zygote: a process that has the handlers loaded and only forks (zygote.py). So a new child
-costs milliseconds. A few spare children are forked before a run needs them (spares.py).
+No two runs share a process, because their inputs may belong to two tenants, and a hostile picture may take control of
+its decoder. Each pipeline has a zygote: a process that has the handlers loaded and only forks (zygote.py). So a new
+child costs milliseconds. A few spare children are forked before a run needs them (spares.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from leasehold.worker.sandbox.zygote_process import Recipe
 
 #: The most seconds that a run waits for a child: for its slot, and for the zygote to fork the child.
 _CHILD_SECONDS = 60.0
-#: As above, if the last try to make a child for the pipeline has failed: another worker should get the task soon.
+#: The same limit while the last try to make a child for the pipeline has failed. It is shorter, because another worker
+#: should get the task soon.
 _CHILD_SECONDS_WHILE_FAILING = 5.0
 
 
 class NoChild(Exception):
-    """A run got no child in time: the worker still loads its handlers, or other runs keep all slots. The handler has
-    not begun.
+    """A run got no child in time. The worker has not finished loading its handlers, or other runs occupy all slots. The
+    handler of this run has not begun.
     """
 
 
 class NoneForked(NoChild):
-    """As NoChild, although the run had a slot: its zygote does not start again, or cannot fork."""
+    """A run had a slot, but got no child in time, because its zygote does not start again, or cannot fork."""
 
 
 class Children:
@@ -103,13 +104,13 @@ class Children:
     async def start(self) -> None:
         """Start all zygotes, and wait until they have loaded their handlers.
 
-        Zygotes start at the same time, one for each core except one: that core is left to the worker, which begins to
-        serve meanwhile.
+        If there are n cores, n - 1 zygotes start at the same time. The remaining core is left to the worker, which
+        begins to serve meanwhile.
 
         Raises DeclarationError when a module or a handler is missing.
         """
         for pipeline in self._spares:
-            metrics.NONE_FORKED.labels(pipeline)  # else `increase()` would not count the first
+            metrics.NONE_FORKED.labels(pipeline)  # otherwise PromQL's `increase()` would not count the first event
         self._work_dir.mkdir(parents=True, exist_ok=True)
         free_cores = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         try:
@@ -119,8 +120,9 @@ class Children:
             raise
         isolations = {spares.isolation for spares in self._spares.values()}
         self.isolation = fences.common(isolations) if isolations else "no children"
+        # A child has the same user as the worker. Without Landlock it could read /proc/{pid of the worker}/environ.
         if "landlock" not in self.isolation:
-            fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
+            fences.hide_memory()
 
     @staticmethod
     async def _start(spares: Spares, free_cores: asyncio.Semaphore) -> None:
@@ -128,8 +130,8 @@ class Children:
             await spares.start()
 
     async def close(self) -> None:
-        """Kill all children and reap them. Call this after all attempts have ended: a run that is killed here counts as
-        crashed.
+        """Kill all children and reap them. Call this after all attempts have ended, because a run that is killed here
+        counts as crashed.
         """
         for child in self._running:
             child.kill()
@@ -256,8 +258,8 @@ def _error_of(answer: frames.Failed) -> StepError:
 
 
 def _emit_to_stream(chunk: Any) -> None:
-    """Emit the child's chunk as a chunk of its attempt. Drop a chunk without a JSON form: a hostile child may send
-    anything.
+    """Emit the child's chunk as a chunk of its attempt. A hostile child may send anything, so drop a chunk without a
+    JSON form.
     """
     recorder = current()
     if recorder is not None and recorder.stream is not None:

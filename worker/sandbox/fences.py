@@ -11,8 +11,8 @@ forks a child for each run), the child and the worker set them up, in this order
 If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
 home. Without capabilities, root is an ordinary user, who owns root's files. Landlock denies those files.
 
-A child cannot start processes, because the filter of system calls denies them. RLIMIT_NPROC is only a second guard,
-against too many threads: it counts per user, and does not bind root.
+A child cannot start processes, because the filter of system calls denies this. RLIMIT_NPROC is only a second guard,
+against too many threads. It is weak: the kernel counts the threads of the whole user, and the limit does not bind root.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _MECHANISMS = ("seccomp", "netns", "landlock")
 #: Endings of the folders that installers put beside packages: shared libraries, and metadata.
 _BESIDE_PACKAGES = (".libs", ".dist-info", ".egg-info")
-#: What the C library, time zones and thread pools read, besides Python itself.
+#: Paths that the C library, time zones and thread pools read, besides Python itself.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf",
     "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system",
@@ -60,8 +60,8 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """The usage by /proc, which a child cannot falsify. An ended process holds 0 bytes. Raises OSError once it has been
-    reaped.
+    """The usage according to /proc, which a child cannot falsify. An ended process holds 0 bytes. Raises OSError once
+    the process has been reaped.
     """
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -71,7 +71,7 @@ def usage(pid: int) -> Usage:
 
 def peak(pid: int) -> int:
     """The most bytes of memory that the process has ever held. Raises IndexError for an ended process, and OSError
-    once it has been reaped.
+    once the process has been reaped.
     """
     status = Path(f"/proc/{pid}/status").read_bytes()
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
@@ -117,7 +117,9 @@ def die_with(parent: int) -> None:
 
 
 def close_descriptors(channel: int) -> None:
-    """Close all descriptors except the standard ones and `channel`: some event loops let a new process inherit more."""
+    """Close all descriptors except the standard ones and `channel`. With some event loops, a new process inherits more
+    descriptors than these.
+    """
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
         if fd not in {0, 1, 2, channel}:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
@@ -194,7 +196,7 @@ class Fences:
 
 
 def common(isolations: Collection[str]) -> str:
-    """The name (as Fences.isolation) of the mechanisms that all `isolations` contain."""
+    """The name, in the form of Fences.isolation, of the mechanisms that all `isolations` contain."""
     held = [isolation.split("+") for isolation in isolations]
     return _name_of([mechanism for mechanism in _MECHANISMS if all(mechanism in mechanisms for mechanisms in held)])
 
@@ -215,7 +217,7 @@ def importable(packages: set[str]) -> list[Path]:
     """The paths that `import` may read: Python itself, and under the other roots of `sys.path` only code and the named
     `packages`.
 
-    Such a root may be a checkout, with an environment file or keys beside the packages. Children must not read those.
+    Another root may be a checkout, with an environment file or keys beside the packages. Children must not read these.
     """
     python = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     paths = list(python)
@@ -231,12 +233,12 @@ def importable(packages: set[str]) -> list[Path]:
 
 def _installed_in(entries: Iterable[Path]) -> set[str]:
     """The folders that pip has installed beside these `*.dist-info` folders. A namespace package, such as `google`, has
-    no `__init__.py`: only the lists of installed files tell it from a folder of the user.
+    no `__init__.py`. So only the lists of installed files show that it is no folder of the user.
     """
     names: set[str] = set()
     for entry in entries:
         if entry.name.endswith(".dist-info"):
-            with contextlib.suppress(OSError):  # a distribution without the list, or which this user may not read
+            with contextlib.suppress(OSError):  # the distribution has no list, or this user may not read the list
                 files = (entry / "RECORD").read_text(errors="replace").splitlines()
                 names |= {file.partition("/")[0] for file in files if "/" in file}
     return names - {"..", ""}  # `../../bin/...`: a program. `/...`: a file at an absolute path

@@ -23,7 +23,7 @@ MAX_TEXT = 2000  # characters
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024  # characters
 MAX_MESSAGE = 8192  # characters of a line that a handler logs
-#: The most fields of such a line, and characters of their names and values.
+#: The most fields of a line that a handler logs, and the most characters of a field's name and of its value.
 MAX_FIELDS, MAX_NAME, MAX_VALUE = 32, 200, 2000
 #: Log lines per run. The child stops sending at this number, and the worker ignores any line beyond it.
 MAX_LOG_LINES = 10_000

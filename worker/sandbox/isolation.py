@@ -15,7 +15,7 @@ from leasehold.worker.sandbox import landlock, seccomp
 log = structlog.get_logger(__name__)
 
 _REFUSED = "workers here refuse isolated queues, unless LEASEHOLD_ISOLATION=best_effort"
-#: A fence -> what a child could reach without it. A child parses clients' bytes.
+#: A fence -> what a child, which parses clients' bytes, could reach without this fence.
 _RISKS = {
     "seccomp": "a child could reach other processes, because the kernel has no filter of system calls (seccomp)",
     "network": "a child could reach the network",
@@ -34,8 +34,8 @@ def missing(isolation: str) -> list[str]:
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers for children. Network namespaces are left out: a process must make one to find
-    out whether the kernel allows it.
+    """The fences that this kernel offers for children. Network namespaces are left out. The reason: a process must make
+    such a namespace to find out whether the kernel allows it.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(fences) or "limits only"
@@ -47,7 +47,9 @@ def explained(fences: list[str]) -> str:
 
 
 def check(settings: Settings) -> Finding:
-    """The finding of `leasehold doctor`: wrong if a fence is missing, unless the settings accept that (best_effort)."""
+    """The finding of `leasehold doctor`. It is not `ok` if a fence is missing, unless the settings accept this
+    (LEASEHOLD_ISOLATION=best_effort).
+    """
     offered_fences = of_this_kernel()
     if not (missing_fences := missing(offered_fences)):
         return Finding(

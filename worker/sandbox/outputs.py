@@ -1,4 +1,4 @@
-"""Checks a child's answer before the worker uploads a file of it or commits its value.
+"""Checks a child's answer before the worker uploads the files that the answer names, or commits the answer's value.
 
 A hostile input may have taken control of the child, so the worker does not trust the paths in the answer. The worker
 opens each part of a path without following links, and accepts only a regular file that has a single name (hard link).
@@ -19,13 +19,14 @@ from leasehold.worker.sandbox import frames
 
 _NAME = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
 _CONTENT_TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]*/[a-z0-9][a-z0-9.+-]*(; ?[a-z0-9-]+=[A-Za-z0-9._-]+)?")
-#: Bytes of JSON. The value is a column in PostgreSQL: larger results belong in files.
+#: The most bytes of JSON that a step's value may have. The value is a column in PostgreSQL, so larger results belong in
+#: files.
 MAX_VALUE_BYTES = 64 * 1024
 
 
 def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -> Done:
     """The child's answer as a verdict. The paths in the answer are relative to `directory`. `result_bytes`: how many
-    bytes more the value may have, for the result of an app's task.
+    bytes the value may have beyond MAX_VALUE_BYTES, for the result of an app's task.
 
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """

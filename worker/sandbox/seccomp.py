@@ -84,7 +84,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162), "vhangup": (153, 58), "lsm_set_self_attr": (460, 460),
 }  # fmt: skip
 
-#: The filter answers these calls as a file system without extended attributes does: programs then copy files without
+#: The filter answers these calls as a file system without extended attributes does. Programs then copy files without
 #: the attributes.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
@@ -139,8 +139,8 @@ def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _for_call(number: int, *body: bytes) -> bytes:
-    """Run `body` only for the system call `number`. A body may overwrite the loaded number: every body ends in a
-    return, so no later test needs the number.
+    """Run `body` only for the system call `number`. Every body ends in a return, so no later test needs the loaded
+    number. So a body may overwrite this number.
     """
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 

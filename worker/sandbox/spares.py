@@ -17,9 +17,11 @@ from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 #: The number of spare children of a pipeline: with them, a picture's step and the two steps after it start immediately.
 #: Without a spare child, a step waits a few milliseconds for the fork.
 SPARE_CHILDREN = 3
-#: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
+#: Seconds for which the next fork waits while a spare child is left, because the run that has just begun needs the
+#: cores.
 _FORK_PAUSE_SECONDS = 0.1
-_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failed attempts to start a zygote, or to fork
+#: Seconds until the next try after a zygote could not start, or could not fork: at first, and at most.
+_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0
 
 
 class Spares:

@@ -67,7 +67,7 @@ def _options() -> argparse.Namespace:
 
 def _registry(source: str, modules: Sequence[str]) -> Pipelines:
     """The registry of `source`, after the import of `modules`, which declare tasks of an app that `source` names. The
-    module of `source` is imported first, because it may be they that need it.
+    module of `source` is imported first, because `modules` may need it.
     """
     if modules:
         object_at(source)
@@ -104,7 +104,7 @@ def _preload(pipeline: Pipeline) -> None:
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
     FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. The zygote reaps
-    an ended child only when the worker requests its status: until then the system does not reuse the child's process
+    an ended child only when the worker requests its status. Until then the system does not reuse the child's process
     id.
     """
     zygote = os.getpid()
@@ -123,7 +123,9 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
         except OSError as error:
             pid = -(error.errno or 1)  # a negative answer: there is no child
         if pid == 0:
-            control.detach()  # `live` closes it, and may give its number to a descriptor that must stay open
+            # `live` closes this descriptor, and may give its number to a descriptor that must stay open. So the socket
+            # object must not close that number later.
+            control.detach()
             child.live(pipeline, own_fences, zygote, *descriptors)  # never returns
         for descriptor in descriptors:
             os.close(descriptor)
@@ -131,7 +133,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
 
 
 def _flush() -> None:
-    """Empty the buffers before a fork: else the child would print their contents a second time."""
+    """Empty the buffers before a fork. Otherwise the child would print their contents a second time."""
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""`Zygote`: the worker's handle of a zygote. The worker starts a zygote, makes it fork and reap children, and stops it.
+"""`Zygote`: the worker's handle for a zygote. The worker starts a zygote, lets it fork and reap children, and stops it.
 
 A zygote is a process that has loaded a pipeline's handlers. Each child that it forks runs one isolated step.
 """
@@ -34,11 +34,11 @@ _PASSED_ON = (
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb` asks for
-#: huge pages. The kernel provides each page when a new child first touches it; with small pages that took a tenth of
-#: the time of a step of the media pipeline.
+#: huge pages. The reason: the kernel provides each page when a new child first touches the page. With small pages this
+#: took a tenth of the time of a step of the media pipeline.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-#: Only two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. No
-#: telemetry: the ONNX runtime would start a thread for it.
+#: MALLOC_ARENA_MAX: with a malloc arena for each thread, each arena would reserve 64 MiB of the limited address space.
+#: ORT_DISABLE_TELEMETRY: the ONNX runtime would start a thread for its telemetry.
 _FIXED_VARIABLES = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
@@ -80,7 +80,7 @@ def scrubbed_environment() -> dict[str, str]:
 
 
 class Zygote:
-    """A zygote, made by `start`. Several tasks may call its methods at once."""
+    """A zygote, made by `start`. Several asyncio tasks may call its methods at once."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput, greeting: frames.Ready
@@ -174,7 +174,7 @@ class Zygote:
         OSError or EOFError.
 
         The zygote answers in the order of the requests. If it is too slow, or if the caller is cancelled, this method
-        kills the zygote: else the next request would get the answer to this one.
+        kills the zygote. Otherwise the next request would get the answer to this request.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
@@ -192,8 +192,8 @@ class Zygote:
         return int(frames.NUMBER.unpack(answer)[0])
 
     def _give_up(self) -> None:
-        """Kill the zygote, and let every later request fail. Otherwise the next request could get a late answer: the
-        zygote may live a moment longer.
+        """Kill the zygote, and let every later request fail. The zygote may live a moment longer, and without this the
+        next request could get a late answer to an earlier request.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
