@@ -86,7 +86,7 @@ async def _main() -> None:
     async with engine.connect() as connection:
         # Ask for the lock again and again, instead of waiting for it inside PostgreSQL. A session that waits there
         # holds a snapshot. The migrator that has the lock may be in a revision that makes an index concurrently, and
-        # PostgreSQL would let this revision wait for the end of the snapshot.
+        # that revision would wait for the end of the snapshot.
         waits = False
         while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATORS}):
             await connection.commit()

@@ -1,6 +1,6 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are fast metrics. They have no lock: only one thread, the main loop's or the
+Metrics that every attempt updates are fast metrics. They have no lock, so only one thread, the main loop's or the
 heartbeat's, may update a time series. All other metrics are objects of the Prometheus client library, which have locks.
 """
 
@@ -117,7 +117,7 @@ def declare_queues(queues: Iterable[str]) -> None:
 
 
 def count_claim(queue: str, previous_state: str, waited: float) -> None:
-    """Count a claim of a task, `waited` seconds after the task became due. `previous_state`: before the claim."""
+    """Count a claim of a task, `waited` seconds after it became due. `previous_state`: its state before the claim."""
     if previous_state == "running":
         TAKEN_OVER.inc()
     else:

@@ -61,7 +61,7 @@ class ServedQueues:
 
 
 def _names(pipelines: Iterable[Pipeline], *, isolated: bool) -> tuple[str, ...]:
-    """The names of the pipelines with a step that is isolated or, with `isolated` False, inline."""
+    """The names of the pipelines that have an isolated step. If `isolated` is False: that have an inline step."""
     return tuple(pipeline.name for pipeline in pipelines if any(step.isolated == isolated for step in pipeline.steps))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-# asyncio documents these two for code that runs coroutines in place of its Task.
+# asyncio documents these two functions for code that runs coroutines in place of asyncio.Task.
 from asyncio import _enter_task, _leave_task
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from leasehold.domain.errors import Permanent
 
 #: The methods by which a time limit (asyncio.timeout, a scope of anyio) uses the asyncio task that it may cancel.
 _REFUSED = frozenset({"add_done_callback", "cancel", "cancelling", "uncancel"})
+#: What the workflow awaits, as the errors name it: an object of asyncio that limits time, and a task of asyncio.
 _LIMIT = (
     "with asyncio.timeout, asyncio.wait_for, a scope of anyio, or something else that needs asyncio.current_task: a"
     " workflow waits without a task. Limit a wait with ctx.wait_for(..., timeout=...), a step with the timeout of its"
@@ -74,7 +75,7 @@ class NoTask:
 
     def _refuse_task(self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: Any) -> NoReturn:
         if asyncio.iscoroutine(coroutine):
-            coroutine.close()  # else Python warns that nobody has awaited it
+            coroutine.close()  # otherwise Python warns that the coroutine was never awaited
         raise self.refused(_TASK)
 
     def refused(self, what: str) -> Permanent:

@@ -21,8 +21,8 @@ class Pending(Generic[T]):
 
     A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
     first await begins the call: the call gets its place in the journal in the branch that awaits it. A second branch
-    may await the call, too. Exception: if a replay may let the second branch await the call first, the call would get
-    another place. The driver refuses such an await.
+    may await the call, too. Exception: at a replay, the second branch might await the call first, and the call would
+    get another place. Where this is possible, the driver refuses the second await.
 
     `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, the ancestor is
     the owner. `is_first`: the owner had awaited nothing before it began the call.

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 class Directories:
     """The directories of all attempts of one worker. An isolated attempt calls `make`. An inline attempt makes its
-    directory when the handler first asks for it: most handlers never do.
+    directory when the handler first asks for it, because most handlers never do.
     """
 
     def __init__(self, root: Path) -> None:

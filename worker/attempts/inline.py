@@ -437,7 +437,7 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             missing_handler = returned.handler if isinstance(returned, LeftToOthers) else None
             seconds = _seconds_until(returned.until)
             return Snoozing(attempt.lease, seconds, note, outputs, missing_handler, by_step=True)
-        case Suspending():  # a workflow that waits: `drive` returned it to its handler
+        case Suspending():  # the workflow waits: its handler returned the suspension that it got from `drive`
             return returned
         case FanOut():
             return FanningOut(attempt.lease, _parts(attempt.pipeline, returned), outputs)

@@ -209,7 +209,7 @@ class Runner:
                     held.settlement_sent = True  # from now on it is uncertain whether the lease is held
                     outcome, next_step, failure_code = await self._settle(claimed, settlement)
             finally:
-                # Drop the lease in any case: else the heartbeat would renew it until the time limit has passed.
+                # Drop the lease in any case. Otherwise the heartbeat would renew it until the time limit has passed.
                 self._heartbeat.drop(held)
                 self._finishing.discard(claimed.lease.task_id)
                 if self._releasing and not self._finishing:

@@ -18,7 +18,7 @@ class Slot(Protocol):
 
     def lent(self) -> AbstractContextManager[None]:
         """Lend the slot to other attempts during the block, while this attempt only waits for a thread or a process.
-        The attempt keeps its lease. At the end of the block it has a slot again, without waiting.
+        The attempt keeps its lease. At the end of the block the attempt has a slot again, without waiting for it.
         """
         ...
 

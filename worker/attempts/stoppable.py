@@ -15,8 +15,8 @@ _SETTLE_SECONDS = 2.0
 
 
 class StoppableWork(Generic[_Result]):
-    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the attempt gives the work up: it waits
-    no longer, although `task` may run on.
+    """Runs `work` as an asyncio task. After `stop` the work has `seconds` to end. Then the attempt gives the work up:
+    it waits no longer, although `task` may run on.
     """
 
     __slots__ = ("_end", "_seconds", "_timer", "task")

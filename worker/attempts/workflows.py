@@ -1,7 +1,7 @@
 """Runs workflows: an attempt runs the workflow's function until it waits. inline.py calls `Workflows.drive`.
 
 A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. When the workflow waits,
-the worker commits these calls and gives its lease back: it suspends the workflow. It keeps the driver with the
+the worker commits these calls and gives its lease back: it suspends the workflow. The worker keeps the driver with the
 coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if PostgreSQL has
 confirmed the suspension to this worker. Otherwise the workflow's function runs again from its top, and the journal (the
 rows of its calls) gives it the results of its earlier calls.
@@ -47,7 +47,7 @@ _Answer = TypeVar("_Answer")
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 _OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
-# The run of a workflow also has the tasks of the steps that the workflow has started: the statement leaves these
+# The run of a workflow also has the tasks of the steps that the workflow has started. The statement leaves these tasks
 # (`contained`) out.
 _OUTPUT_OF_RUN = (
     "SELECT o.key, o.sha256 FROM task t JOIN output o ON o.task_id = t.id"

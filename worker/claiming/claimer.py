@@ -45,14 +45,14 @@ class Claimer:
         self._terms = terms
         self._max_claims = max_claims
         self._takes_over = takes_over
-        self._polls: defaultdict[tuple[str, ...], Polls] = defaultdict(Polls)
+        self._polls: defaultdict[tuple[str, ...], Polls] = defaultdict(Polls)  # by the queues of a slot pool
 
     def holds(self, task_id: UUID) -> bool:
         return self._heartbeat.holds(task_id)
 
     def holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`): a further hint of the task is
-        then a duplicate.
+        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). Then a further hint of the
+        task is a duplicate.
         """
         return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
 

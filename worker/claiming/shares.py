@@ -109,7 +109,7 @@ class Shares:
             self._poll = None
 
     def _claimable_by_poll(self, tenant: str) -> int:
-        """How many tasks of the tenant the poll that runs now may claim."""
+        """How many tasks of the tenant may be claimed by the poll that runs now; 0 if no poll runs."""
         if self._poll is None:
             return 0
         limit, rooms = self._poll

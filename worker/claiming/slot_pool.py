@@ -6,8 +6,8 @@ seconds, and whenever the broker may have lost hints. A poll also finds the task
 snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
-unacknowledged. The broker limits the unacknowledged hints, so it may then hold back hints of other tenants. So a
-crowded pool also polls, four times a second, for the tasks of tenants that run fewer steps.
+unacknowledged. The broker limits the unacknowledged hints, and may then hold back hints of other tenants. So a crowded
+pool also polls, four times a second, for the tasks of tenants that run fewer steps.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class SlotPool:
 
     def lend(self, tenant: str) -> bool:
         """Release the slot of an attempt that only waits for a thread or a process, so that another attempt can use it.
-        False: as many attempts as the pool has `slots` wait without a slot already, and this attempt keeps its slot.
-        This limit bounds how many leases the worker holds.
+        Returns False if `slots` attempts (the maximum) wait without a slot already. Then this attempt keeps its slot.
+        The maximum bounds how many leases the worker holds.
         """
         if self._lent >= self.slots:
             return False
@@ -401,8 +401,8 @@ class SlotPool:
         task costs about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # One batch of settlements ends many attempts. If enough have ended together with the first one, poll now:
-            # the next attempts end only with the next batch, and the slots would be empty until then.
+            # One batch of settlements ends many attempts. If enough attempts have ended together with the first one,
+            # poll now. The next attempts end only with the next batch, and the slots would be empty until then.
             further_ends = self.slots // _SLOTS_PER_END - (ended - 1)
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
@@ -487,7 +487,7 @@ class SlotPool:
 
     async def _claim_from_database(self, limit: int, overdue_seconds: float) -> Polled | None:
         """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
-        # `rooms`: how many tasks of each tenant the poll may claim. Tenants that run nothing here are `others`.
+        # `rooms`: how many tasks the poll may claim for each tenant. Its `others` are tenants that run nothing here.
         others_overdue = _LATE_HINT_SECONDS if self._is_crowded else None
         rooms = replace(self._shares.begin_poll(limit), others_overdue=others_overdue)
         try:
@@ -506,9 +506,10 @@ class SlotPool:
         return polled
 
     def _check_consumer(self) -> None:
-        """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the
-        consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds nothing. It may hold as many
-        unacknowledged hints as the broker allows, and then no further hint comes while their attempts run.
+        """Call this after a poll has found new work whose hint has not come. If no other hint has come for
+        `_SILENCE_SECONDS` either, the consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds
+        nothing. It may hold as many unacknowledged hints as the broker allows, and then no further hint comes while
+        their attempts run.
         """
         if self._hints or self._followed_hints or not self._broker.connected:
             return

@@ -71,8 +71,8 @@ class SlotPools:
             await pool.finished()
 
     async def close(self) -> None:
-        """Stop, and cancel the attempts that still run. All pools stop together: each may wait for its handlers, and
-        meanwhile no other pool may claim tasks.
+        """Stop, and cancel the attempts that still run. All pools stop at the same time, because each pool may wait for
+        its handlers, and meanwhile no other pool may claim tasks.
         """
         await asyncio.gather(*(pool.close() for pool in self._pools))
 

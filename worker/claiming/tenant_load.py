@@ -1,4 +1,5 @@
-"""Remembers how many steps each tenant runs in the whole installation. Polls serve first who runs the fewest steps.
+"""Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant that runs the fewest
+steps first.
 
 To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
 the vacuum for hours. So the longer a count takes, the less often polls count. Between two counts, polls use the earlier

@@ -41,10 +41,10 @@ log = structlog.get_logger(__name__)
 
 #: Seconds for which an answer of the database confirms ownership. The heartbeat sends several queries in this time.
 _CONFIRMED_SECONDS = 2.0
-#: The pauses between two tries to connect, and between two tries to take the presence lock. The second try fails while
-#: an earlier session of this worker has the lock.
+#: Seconds between two tries to connect, and between two tries to take the presence lock. PostgreSQL refuses the lock
+#: while an earlier session of this worker has it.
 _RECONNECT_SECONDS, _APPEAR_SECONDS = 0.1, 0.05
-#: The pause after an unforeseen error.
+#: Seconds of the pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
 
 
@@ -55,9 +55,9 @@ class _RowLostError(Exception):
 
 
 class Heartbeat:
-    """Create this in the worker's main loop. There the heartbeat calls `on_failure` when an error has ended the
-    heartbeat's thread. It calls `on_drain` when an operator asks this worker to drain (to end once its attempts have
-    ended). Each renewal of the worker's row also writes how many attempts have started (`starts`).
+    """Create this in the worker's main loop. In this loop the heartbeat calls `on_failure` when an error has ended the
+    heartbeat's thread, and `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
+    Each renewal of the worker's row also writes how many attempts have started (`starts`).
     """
 
     def __init__(
@@ -258,7 +258,8 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         self._presence_key = await self._registration.write(connection)
-        # After a failover, extend the leases: other workers must not take the tasks before `_renew` confirms them.
+        # After a failover, extend the leases, because other workers must not take the tasks before `_renew` has
+        # confirmed the leases.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
         # This must come after `keep_leases`: a search finds only leases that were not renewed after it began.
         await self._orphans.begin_search(connection)

@@ -148,10 +148,10 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
-    """Delete the worker's row. Before that, release the tasks that the worker still has. (The worker does not wait for
-    its attempts after a second signal, or after one of its parts has failed.) Otherwise the tasks would have an owner
-    without a row, and no other worker could see that this owner is dead. The tasks would wait until their leases
-    expire, and this would count as a loss of each task.
+    """Delete the worker's row. Before that, release the tasks that the worker still has. Otherwise these tasks would
+    have an owner without a row, and no other worker could see that this owner is dead. The tasks would wait until their
+    leases expire, and this would count as a loss of each task. (The worker still has tasks if it did not wait for its
+    attempts. It does not wait after a second signal, or after one of its parts has failed.)
     """
     try:
         async with pool.acquire(timeout=_CONNECTION_SECONDS) as connection:

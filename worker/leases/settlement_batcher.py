@@ -134,8 +134,8 @@ class SettlementBatcher:
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """Run one statement for each kind of settlement in the batch. Exception: a CancelAcknowledged has none. It gets
-        no answer here, so it counts as refused, and `_settle` acknowledges the cancel.
+        """Run one statement for each kind of settlement in the batch. Exception: there is no statement here for a
+        CancelAcknowledged. It gets no answer, so it counts as refused, and `_settle` acknowledges the cancel.
         """
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
         others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none

@@ -3,7 +3,7 @@
 Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most run only in the leader,
 which is one worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
 (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
-pool, and all housekeeping duties share one: such a duty waits until one of these connections is free.
+pool, and all housekeeping duties share one connection. Such a duty waits until one of its connections is free.
 """
 
 from __future__ import annotations

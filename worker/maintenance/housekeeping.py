@@ -131,7 +131,8 @@ class Housekeeping:
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
         # Many jobs that must stay may have expired before the others. Not every turn should read them again. So a turn
-        # after a full batch begins where that batch ended.
+        # after a full batch begins where that batch ended. After a batch that is not full, and after each
+        # `_BATCHES_IN_A_PASS` full batches, the next turn reads all expired jobs again.
         since, self._expired_since = self._expired_since, None
         units = await self._read(partial(sweeps.forgettable_jobs, since=since, limit=_BATCH))
         pause = await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
@@ -181,7 +182,7 @@ class Housekeeping:
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
         outages: list[Exception] = []
-        waiting = iter(units)
+        waiting = iter(units)  # every `delete_next` takes its next unit from this one iterator
 
         async def delete_next() -> None:
             for unit in waiting:

@@ -164,7 +164,7 @@ class ChildProcess:
         return status
 
     async def _status_of_end(self) -> int:
-        """The exit status of a child that has closed its channel. Waits a moment for its end, then kills it."""
+        """The exit status of a child that has closed its channel. A child that does not exit soon is killed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()

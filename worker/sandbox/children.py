@@ -54,8 +54,8 @@ class Children:
 
     `source`: "module:callable" that returns the registry of pipelines. `modules`: the modules that declare tasks of an
     app that `source` names; they are imported before the registry is made. The inputs and directories of all runs lie
-    beneath `work_dir`. Each child can read and write only those of its own run. `result_limits`: the limits for results
-    of an app's tasks; None: the defaults of the settings.
+    beneath `work_dir`. Each child can reach only the inputs and the directory of its own run. `result_limits`: the
+    limits for results of an app's tasks; None: the defaults of the settings.
     """
 
     def __init__(

@@ -100,6 +100,7 @@ class Progress(_Frame):
     summary: Annotated[str, Field(max_length=500)] = ""
 
 
+#: The name and the value of a field of a LogLine.
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
 _Value: TypeAlias = Annotated[str, Field(max_length=MAX_VALUE)]
 

@@ -1,9 +1,9 @@
 """The system-call filter of a child process: no network, no programs, no other processes.
 
-The filter is a deny list: it denies the calls with which a hostile picture, once it controls its decoder, could reach
-anything else. An allow list would be tighter. But each version of a decoder or tensor library uses other calls, and
-operators soon switch off a filter that breaks a release. Calls that are newer than this list are denied, too: the
-filter answers them as an older kernel would. The numbers come from the kernel's `unistd` tables.
+The filter is a deny list. It denies the calls with which a hostile picture that controls its decoder could reach
+anything outside the child. An allow list would be tighter. But each version of a decoder or tensor library uses other
+calls, and operators soon switch off a filter that breaks a release. Calls that are newer than this list are denied,
+too: the filter answers them as an older kernel would. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MACHINES = {
     "aarch64": Machine(0xC00000B7, 1, 277),
 }
 
-#: Calls that are answered with EPERM: (x86_64, aarch64). None: the architecture has no such call.
+#: The calls that the filter answers with EPERM -> their numbers (x86_64, aarch64). None: the architecture has no such
+#: call.
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     # the network; a child uses its protocol's socket by read(2) and write(2)
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
@@ -104,18 +105,20 @@ _ABSENT: dict[str, tuple[int, int]] = {
     "io_uring_register": (427, 427),
 }
 
+#: The numbers (x86_64, aarch64) of the calls that `build_filter` admits or denies by their arguments.
 _CLONE, _KILL, _TGKILL, _PRLIMIT64, _PRCTL = (56, 220), (62, 129), (234, 131), (302, 261), (157, 167)
 _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: Commands of fcntl and ioctl that choose a process, to which the kernel sends a signal when input arrives: with them a
-#: child could signal any process. The last command puts input into a terminal.
+#: Commands of fcntl and ioctl that choose a process, to which the kernel sends a signal when input arrives. With these
+#: commands a child could signal any process. The last command puts input into a terminal.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000  # set in the numbers of the x32 calls, a second set of numbers for the same calls
 
 _LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF opcodes
+#: The answers of the filter. 0x00050000 lets the call fail with the error number in the low 16 bits.
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
 _DENY, _NO_SUCH_CALL = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _NOT_SUPPORTED = 0x00050000 | errno.ENOTSUP

@@ -14,8 +14,8 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: The number of spare children of a pipeline: with them, a picture's step and the two steps after it start immediately.
-#: Without a spare child, a step waits a few milliseconds for the fork.
+#: The number of spare children of a pipeline. With three, a picture's step and the two steps after it start
+#: immediately. Without a spare child, a step waits a few milliseconds for the fork.
 SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left, because the run that has just begun needs the
 #: cores.

@@ -88,8 +88,8 @@ class Zygote:
         self._process = process
         self._control = control
         self._output = output
-        self._asking = asyncio.Lock()
-        self._discarding: set[asyncio.Task[None]] = set()
+        self._asking = asyncio.Lock()  # held from a request to its answer
+        self._discarding: set[asyncio.Task[None]] = set()  # forks whose callers were cancelled (see `_discard`)
         self.pid = process.pid
         self.isolation = greeting.isolation
 
