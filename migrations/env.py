@@ -19,7 +19,7 @@ from leasehold.settings import Settings
 from leasehold.urls import DatabaseUrl, database_url
 
 # Import the modules that define the tables of this release's own revisions. A module adds its tables to `metadata` when
-# it is imported. Alembic's autogenerate would drop tables that `metadata` lacks.
+# it is imported. For a table that `metadata` lacks, Alembic's autogenerate would write a revision that drops the table.
 for room in (
     "db.run_tables",
     "db.upload_tables",

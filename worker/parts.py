@@ -305,7 +305,7 @@ async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Sett
     """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
-    if not queues.isolated <= allowed:  # `allowed` has all isolated queues or none: with none, no child is needed
+    if not queues.isolated <= allowed:  # `allowed` lacks all isolated queues, because it has all of them or none
         await warm_up.children.close()
     return allowed
 

@@ -17,7 +17,7 @@ from leasehold.domain.errors import Permanent
 
 #: The methods by which a time limit (asyncio.timeout, a scope of anyio) uses the asyncio task that it may cancel.
 _REFUSED = frozenset({"add_done_callback", "cancel", "cancelling", "uncancel"})
-#: What the workflow awaits, as the errors name it: an object of asyncio that limits time, and a task of asyncio.
+#: How the sentence "the workflow awaits ..." of an error ends: for a time limit, and for a new asyncio task.
 _LIMIT = (
     "with asyncio.timeout, asyncio.wait_for, a scope of anyio, or something else that needs asyncio.current_task: a"
     " workflow waits without a task. Limit a wait with ctx.wait_for(..., timeout=...), a step with the timeout of its"
@@ -87,8 +87,8 @@ class NoTask:
 
 class _StandIn:
     """The object that asyncio.current_task returns in the block. Code may read the attributes of the real asyncio task.
-    Logging reads its name, for example. The methods in `_REFUSED` are refused: they wait for the task's end, or cancel
-    it.
+    Logging reads its name, for example. The methods in `_REFUSED` are refused, because they concern the end or the
+    cancellation of the task.
     """
 
     def __init__(self, block: NoTask, task: asyncio.Task[Any] | None) -> None:

@@ -38,7 +38,7 @@ class StoppableWork(Generic[_Result]):
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._set_end)
 
     async def result(self) -> _Result:
-        """What the work returns or raises. Raises CancelledError if the work is given up: then `task` is not done.
+        """What the work returns or raises. Raises CancelledError if the work is given up; `task` is then not done.
 
         If the caller is cancelled, this method stops the work, and still returns or raises what the work does, so that
         the caller can settle the result. But a settlement waits without limit while PostgreSQL is away. So the caller

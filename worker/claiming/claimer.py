@@ -89,8 +89,8 @@ class Claimer:
             raise
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
-        """The owner of the task's lease, if that worker has died. None also while the database is away: then the
-        sweeper frees the task later.
+        """The owner of the task's lease, if that worker has died; else None. Also returns None while the database is
+        away. In this case the sweeper frees the task later.
         """
         try:
             async with self._pool.acquire() as connection:

@@ -30,7 +30,7 @@ class TenantLoad:
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:
-        """Record a poll that ran from `started_at` until now. `running`: the poll's count; None: it did not count."""
+        """Record a poll that ran from `started_at` until now. `running`: its count; None: the poll did not count."""
         if running is not None:
             self._running = running
             self._counting.done(started_at)

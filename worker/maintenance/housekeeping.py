@@ -227,7 +227,7 @@ class Housekeeping:
         return False
 
     async def _probe_store(self) -> StoreUnavailable | None:
-        """The store's error if the store is away. None if the store answers: then the last error was about one unit."""
+        """The store's error if the store is away. None: the store answers, so the last error was about one unit."""
         try:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:

@@ -104,8 +104,8 @@ class Children:
     async def start(self) -> None:
         """Start all zygotes, and wait until they have loaded their handlers.
 
-        If there are n cores, n - 1 zygotes start at the same time. The remaining core is left to the worker, which
-        begins to serve meanwhile.
+        If there are n cores, n - 1 zygotes (at least one) start at the same time. The remaining core is left to the
+        worker, which begins to serve meanwhile.
 
         Raises DeclarationError when a module or a handler is missing.
         """

@@ -200,7 +200,7 @@ class Zygote:
         self._end_requests()
 
     def _end_requests(self) -> None:
-        """Shut the channel down: a request that waits for an answer gets none, and later requests cannot be sent."""
+        """Shut the channel down. A request that waits then gets no answer, and later requests cannot be sent."""
         with contextlib.suppress(OSError):  # the zygote has ended
             self._control.shutdown(socket.SHUT_RDWR)
 
