@@ -51,10 +51,10 @@ class Orphans:
         self._suspects, self._suspected_at = {}, monotonic()
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
-        """Release the orphans that two queries have found, but not those whose rows somebody has locked. So the first
-        call that finds orphans only remembers them; a later call that finds the same orphans releases them. `held`: the
-        tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns the jobs that
-        have ended: a job that is being cancelled ends with the release of its last task.
+        """Release the orphans that two queries have found. The first call that finds orphans only remembers them; a
+        later call that finds the same orphans releases them. Orphans whose rows somebody has locked are left out.
+        `held`: the tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns
+        the jobs that have ended: a job that is being cancelled ends with the release of its last task.
         """
         assert self._search_began_at is not None
         owned_tasks = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)

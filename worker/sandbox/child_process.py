@@ -155,7 +155,7 @@ class ChildProcess:
         except (OSError, EOFError):  # the zygote died, and its children with it: init reaps them
             status = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # if this worker is init itself, it reaps the child here
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - with WNOHANG it returns
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG: no waiting
         os.close(self._pidfd)
         self._writer.close()
         with contextlib.suppress(OSError):  # the connection was reset, so it is closed already
