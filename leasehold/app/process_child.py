@@ -150,7 +150,9 @@ class ProcessAttempt:
 
 
 class _Stop:
-    """Whether the worker has asked the function, by SIGTERM, to stop at its next checkpoint."""
+    """Whether the worker has asked the function, by SIGTERM, to stop at its next checkpoint. The worker calls no further
+    function in a process that it has asked (`Processes.run`), so nothing takes `requested` back.
+    """
 
     requested = False
 

@@ -62,9 +62,9 @@ def full_traceback(error: BaseException) -> str:
 class Recorder:
     """The lines of one attempt. Any thread may add lines.
 
-    `on_first`: called when a line arrives, and `take` has returned all earlier lines. Lines beyond `max_lines` or
-    `max_bytes` are counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded. `lock`:
-    several recorders may use the same lock. `stream`: the chunks that the attempt emits.
+    `on_first`: called when a line comes into an empty buffer: the first line, and the first line after each `take`.
+    Lines beyond `max_lines` or `max_bytes` are counted and dropped, except those of `add_final`. If `max_lines` is 0,
+    nothing is recorded. `lock`: several recorders may use the same lock. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -111,8 +111,8 @@ class Recorder:
         return self._dropped > 0
 
     def resume(self, lines: int, size: int) -> None:
-        """Count the lines that the attempt has logged in earlier recorders, too. `lines`: their number; `size`: their
-        bytes.
+        """Begin the counts with those of the attempt's earlier recorders, so that the bounds hold for all recorders
+        together. `lines`: the number of earlier lines; `size`: their bytes.
         """
         self.lines, self.bytes = lines, size
 
@@ -129,12 +129,16 @@ class Recorder:
         """Add a line, unless the attempt has logged too much already. `trace`: the traceback of an error. `at`: seconds
         since 1970; None: now.
         """
-        if self._closed:
-            return
-        if self._dropped:
+        if not self._drops_next():
+            self._add_line(_encode_line(level, logger, message, fields or {}, trace, at))
+
+    def _drops_next(self) -> bool:
+        """Whether the next line is dropped, because the log is cut or the attempt has ended. Counts a line that is
+        dropped because of the cut.
+        """
+        if self._dropped and not self._closed:
             self._dropped += 1
-            return
-        self._add_line(_encode_line(level, logger, message, fields or {}, trace, at))
+        return self._closed or self._dropped > 0
 
     def _add_line(self, line: bytes) -> None:
         """Add the line. The first line beyond the bounds is dropped, and a line about the cut takes its place."""
@@ -187,10 +191,11 @@ class Recorder:
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
         for line in self.take()[1]:
-            other._add_line(line)
+            if not other._drops_next():
+                other._add_line(line)
 
     def close(self) -> None:
-        """End the recording, because the attempt has ended. If lines were dropped, the last line has their number."""
+        """End the recording, because the attempt has ended. If lines were dropped, a last line says how many."""
         if self._dropped:
             self.add_final("warning", f"Lines of this attempt that are not kept: {self._dropped:,}.")
         self._closed = True
@@ -206,8 +211,8 @@ def _encode_line(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """The line as JSON. `is_cut`: this line marks where the log is cut. No line that an attempt logs has the member
-    `cut`.
+    """The line as JSON. `is_cut`: this line marks where the log is cut. It has a member `cut` beside `message`. A line of
+    a function cannot have this member there, because the names that the function chooses stand under `fields`.
     """
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {

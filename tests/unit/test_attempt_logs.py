@@ -167,6 +167,24 @@ def test_what_a_speculation_logged_is_its_attempts_then() -> None:
     assert messages(early) == []
 
 
+def test_what_a_speculation_logs_into_a_log_that_is_cut_is_counted_and_marks_no_second_cut() -> None:
+    early, own = recorder(3), recorder(1)
+    early.hand_over(own)
+    for message in ("kept", "cut", "dropped"):
+        early.add("info", "shop", message)
+    own.close()
+    kept, mark, count = messages(own)
+    assert (kept, "cut here" in mark, count.endswith("not kept: 2.")) == ("kept", True, True)
+
+
+def test_a_speculation_that_outlives_its_attempt_adds_nothing_to_it() -> None:
+    early, own = recorder(3), recorder(3)
+    early.hand_over(own)
+    own.close()
+    early.add("info", "shop", "late")
+    assert messages(own) == []
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_lines_of_structlog_are_recorded_with_their_fields_and_tracebacks(
     log_format: str, capsys: pytest.CaptureFixture[str]
