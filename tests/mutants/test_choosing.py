@@ -129,6 +129,17 @@ def test_the_test_that_noticed_a_mutant_last_time_comes_first_and_leaves_the_oth
         assert Choosing(covering, killers, Siblings(), 10.0).tests_for(mutant).tests == expected
 
 
+def test_the_test_that_noticed_a_mutant_last_time_judges_it_although_its_line_was_not_measured() -> None:
+    """The line has changed since, and the coverage knows the lines that it had."""
+    path = "leasehold/domain/backoff.py"
+    mutant = mutants(only=path)[0]
+    killer, other, gone = [f"tests/unit/test_backoff.py::test_{name}" for name in ("killer", "other", "gone")]
+    lines = {path: {line: [other] for line in range(1, 200)}}
+    covering = Covering({killer: 1.0, other: 1.0}, lines, {path: (ROOT / path).read_text()})
+    for known, expected in ((killer, [killer, other]), (gone, [other])):
+        assert Choosing(covering, {mutant.id: known}, Siblings(), 10.0).tests_for(mutant).tests == expected
+
+
 def test_tests_whose_file_imports_a_module_are_about_it(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("from leasehold.worker.maintenance.relay import Relay\n")
     (tmp_path / "test_b.py").write_text("def test():\n    from leasehold.transitions import sweeps\n")
