@@ -150,8 +150,8 @@ class ProcessAttempt:
 
 
 class _Stop:
-    """Whether the worker has asked the function, by SIGTERM, to stop at its next checkpoint. The worker calls no further
-    function in a process that it has asked (`Processes.run`), so nothing takes `requested` back.
+    """Whether the worker has asked the function, by SIGTERM, to stop at its next checkpoint. The worker calls no
+    further function in such a process (`Processes.run`), so `requested` stays True.
     """
 
     requested = False

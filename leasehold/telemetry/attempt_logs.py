@@ -211,8 +211,8 @@ def _encode_line(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """The line as JSON. `is_cut`: this line marks where the log is cut. It has a member `cut` beside `message`. A line of
-    a function cannot have this member there, because the names that the function chooses stand under `fields`.
+    """The line as JSON. `is_cut`: this line marks where the log is cut. It has a member `cut` beside `message`. No
+    line of a function can have this member, because the names that the function chooses stand under `fields`.
     """
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {
