@@ -40,6 +40,7 @@ def slot_pool_of(
     return SlotPool(
         ["q"],
         slots,
+        reserve=0,
         claimer=claimer_of(claim, claim_due),
         runner=runner_of(run),
         broker=broker or make_broker(Settings(_env_file=None, broker="postgres")),
@@ -182,7 +183,7 @@ async def test_a_hint_of_the_task_that_a_poll_has_claimed_is_acknowledged_and_in
     held: set[UUID] = set()
     claimer: Any = SimpleNamespace(claim=claim, poll=claim_due, holds_for_certain=held.__contains__)
     slot_pool = SlotPool(
-        ["q"], 1, claimer=claimer, runner=runner_of(run), broker=broker_with_hints(), poll_seconds=NEVER
+        ["q"], 1, reserve=0, claimer=claimer, runner=runner_of(run), broker=broker_with_hints(), poll_seconds=NEVER
     )
     monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
     keep_turn = slot_pool._keep_slot_if_others_wait

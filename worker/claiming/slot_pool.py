@@ -124,7 +124,7 @@ class SlotPool:
         queues: Sequence[str],
         slots: int,
         *,
-        reserve: int = 0,
+        reserve: int,
         claimer: Claimer,
         runner: Runner,
         broker: Broker,
