@@ -29,7 +29,11 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Div: ("/", "*"),
 }
 #: Statements that only inform people (logs and metrics): no guard depends on them.
-_INFORMS = re.compile(r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\.|.*\.(?:inc|observe|labels)\(")
+_INFORMS = re.compile(
+    r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\."
+    r"|(?:DATABASE|BROKER|STORE)\.record_"  # outages, for logs and metrics
+    r"|.*\.(?:inc|observe|labels)\("
+)
 _HEADER = re.compile(r"If[A-Z]|If-|Idempotency|x-amz|Authorization|Content-Length", re.IGNORECASE)
 _SCOPE = re.compile(r"(?:Audited)?Require\(([A-Z]+_(?:READ|WRITE)|OPERATE)\)")
 
@@ -68,10 +72,7 @@ def _changes_of_node(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa
         case ast.Compare():
             yield from _comparison(source, node)
         case ast.BoolOp():
-            kind = "conjunct dropped" if isinstance(node.op, ast.And) else "disjunct dropped"
-            neutral = "True" if isinstance(node.op, ast.And) else "False"
-            for value in node.values:
-                yield _replace(source, kind, value, neutral)
+            yield from _boolean(source, node)
         case ast.UnaryOp(op=ast.Not()):
             yield _replace(source, "not taken away", node, source.text_of(node.operand))
         case ast.BinOp() if type(node.op) in _ARITHMETIC and not _is_text(node):
@@ -93,6 +94,15 @@ def _changes_of_node(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa
 
 def _replace(source: Source, kind: str, node: ast.expr | ast.stmt, text: str) -> Change:
     return Change(kind, source.text_of(node), (Edit(*source.place(node), text),))
+
+
+def _boolean(source: Source, node: ast.BoolOp) -> Iterator[Change]:
+    is_and = isinstance(node.op, ast.And)
+    for value in node.values:
+        if is_and:
+            yield _replace(source, "conjunct dropped", value, "True")
+        elif not (isinstance(value, ast.Constant) and value.value in (False, 0)):  # `x or False` is as good as `x or 0`
+            yield _replace(source, "disjunct dropped", value, "False")
 
 
 def _is_text(node: ast.BinOp) -> bool:

@@ -73,6 +73,8 @@ NETWORKS = ("10.0.0.0/8", "127.0.0.0/8")
 def guarded(a: int, *, strict: bool = True) -> bool:
     """A docstring with 1 < 2."""
     log.info("said %d", 1)
+    DATABASE.record_error(ValueError(), "one")
+    wait(a or 0.0)
     if a < LIMIT and not strict:
         raise ValueError(f"{a + 1}")
     store.put(a, IfNoneMatch="*")
@@ -97,6 +99,9 @@ def test_each_decision_of_a_function_is_changed_once(tmp_path: Path) -> None:
             "if a < LIMIT and True:",
             "if a < LIMIT and strict:",
             "pass",
+            "wait(False or 0.0)",
+            "wait(a or 1.0)",
+            "None",
             "None",
             "store.put(a, )",
             "return max(a, 2) == a",
