@@ -11,15 +11,16 @@ from leasehold.domain.errors import Unauthenticated
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
-#: The purpose of a ticket's signature.
+#: The purpose for which a ticket is signed. The signature is valid for no other purpose.
 _ENTRY = "console ticket"
-#: A ticket: the key's prefix, the ticket's end in seconds since 1970, and the signature.
+#: A ticket: the public prefix of an API key, the time at which the ticket expires (seconds since 1970), and the
+#: signature.
 _TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
 
 
 def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
-    """Make a ticket. A browser that opens {console}/enter?ticket=... within `seconds` is signed in with this key. Only
-    somebody who has the installation's sealing keys can make a ticket.
+    """Make a ticket for the API key with this prefix. A browser that opens {console}/enter?ticket=... within `seconds`
+    is signed in with this key. Only somebody who has the installation's sealing keys can make a ticket.
     """
     text = f"{key_prefix}.{int(time()) + seconds}"
     return f"{text}.{Sealing(settings).sign(_ENTRY, text.encode())}"

@@ -9,7 +9,7 @@ FORM = "multipart/form-data"
 
 
 def is_json(content_type: str) -> bool:
-    """`application/json`, or a type that is JSON by its suffix (RFC 6839)."""
+    """Whether the type is `application/json`, or is JSON by its suffix `+json` (RFC 6839)."""
     kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
     return kind == "application" and "/" not in subtype and (subtype == "json" or subtype.endswith("+json"))
 

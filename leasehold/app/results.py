@@ -50,8 +50,9 @@ class Results:
             raise Permanent("result_not_serialisable", sentence) from error
 
     def decoded(self, encoded: bytes | str) -> Any:
-        """The result, read from its JSON. Raises ResultUnreadable if the JSON does not fit the type. The reason may be
-        that another release of the code wrote the JSON, or that the type does not read the JSON that it writes itself.
+        """The result, read from its JSON. Raises ResultUnreadable if the JSON does not fit the type. There are two
+        possible reasons. Another release of the code wrote the JSON, or the type cannot read the JSON that it writes
+        itself.
         """
         try:
             return self._adapter.validate_json(encoded)
@@ -71,5 +72,7 @@ def stored_value() -> dict[str, Any]:
 
 
 def missing_result(run_id: UUID) -> ObjectMissing:
-    """The error for a run whose step has a value that names the output OUTPUT, although the run has no such output."""
+    """The error for a run that has lost its result: the value of its step names the output OUTPUT, but the run has no
+    such output.
+    """
     return ObjectMissing(f"the run {run_id} has no output {OUTPUT}, which would have its result")

@@ -31,10 +31,11 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A hint that arrived. `ack` never raises: if the ACK cannot be sent, the broker only delivers the hint again.
+    """A hint that arrived. `ack` never raises. If the ACK cannot be sent, the broker delivers the hint again, which
+    does no harm.
 
-    A second `ack`, or an `ack` after a reconnect, does nothing. `ack` returns before the ACK is on the wire; the
-    broker's `close` sends the ACKs that wait.
+    A second `ack`, or an `ack` after a reconnect, does nothing. `ack` returns before the ACK is sent. The broker's
+    `close` sends the ACKs that still wait.
     """
 
     hint: Hint
@@ -73,8 +74,8 @@ class Broker(Protocol):
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
         False: the hint was not sent, or nobody knows whether it was. The relay (a loop of each worker) sends such a
-        hint again. Without a connection, all are False, and the call returns immediately. Raises only CancelledError,
-        when the caller's asyncio task is cancelled.
+        hint again. Without a connection, the call returns False for every hint, and returns immediately. Raises only
+        CancelledError, when the caller's asyncio task is cancelled.
         """
 
     async def consume(
@@ -86,13 +87,14 @@ class Broker(Protocol):
         """Start consuming, and start again after every reconnect; returns immediately. A second call replaces the
         first.
 
-        `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. This number
-        is divided among the bands 60/30/10 (SHARES in amqp/consumer.py), and no band can use the part of another band.
-        So a worker passes four times the number of its slots. Then the part of `normal` alone can fill the slots.
-        `on_delivery`: called in the event loop; it must only pass the hint on.
+        `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
+        get 60, 30 and 10 percent of this number (SHARES in amqp/consumer.py), and no band can use the part of another
+        band. So a worker passes four times the number of its slots. Then the 30 percent of `normal` alone can fill the
+        slots.
+        `on_delivery`: called in the event loop, so it must only pass the hint on.
         `on_wake(queue)`: called when the queue may have tasks without a hint, because the broker carries no hints, or
-        because it was unreachable and may have lost some. The worker then polls the queue. Called in the event loop; it
-        must only pass the name on.
+        because it was unreachable and may have lost some. The worker then polls the queue. It is called in the event
+        loop, so it must only pass the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

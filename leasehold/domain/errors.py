@@ -32,7 +32,7 @@ LeaseholdError
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
 │   ├── Retryable               worth another attempt, after the step's next retry delay or after `after`
-│   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
+│   │   └── Unforeseen          an isolated handler raised an error that is no StepError: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job immediately
 │   ├── StepTimeout             the attempt ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: a second crash fails the task
@@ -149,8 +149,8 @@ class Invalid(RequestError):
 
 
 class InvalidArguments(Invalid):
-    """The arguments of a task do not fit its parameters. `path`: the JSON pointer to the argument that does not fit.
-    Empty: the call as a whole.
+    """The arguments of a task do not fit its parameters. `path`: the JSON pointer to the argument that does not fit. If
+    `path` is empty, the call as a whole does not fit.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -159,8 +159,8 @@ class InvalidArguments(Invalid):
 
 
 class TooMany(RequestError):
-    """A limit is reached. `policy`: the limit's name. `at_most`: how many the limit allows; if the limit is a rate, how
-    many within `window` seconds.
+    """A limit is reached. `policy`: the limit's name. `at_most`: the number that the limit allows. If the limit is a
+    rate, it allows this number within `window` seconds.
 
     The RateLimit header fields of the HTTP answer have these values.
     """
@@ -185,8 +185,8 @@ class Unavailable(RequestError):
 
 
 class Unanswered(Unavailable):
-    """No answer to a submission. `ids`: the ids of the submitted runs. Each run may or may not have been written.
-    Submit the runs again with `id=`. A run that exists is not written again.
+    """A submission got no answer. `ids`: the ids of the submitted runs. Each run may or may not have been written.
+    Submit the runs again with these ids (`id=`). This is safe, because a run that exists is not written again.
     """
 
     def __init__(self, ids: Sequence[UUID], seconds: float) -> None:
@@ -225,7 +225,9 @@ class CodeBroken(DeclarationError):
 
 
 class SchemaLocked(LeaseholdError):
-    """A migration did not get a lock in time. The revisions that it has applied stay, and the next try goes on."""
+    """A migration did not get a lock in time. The revisions that it has applied stay, and the next migration continues
+    after them.
+    """
 
     def __init__(self, seconds: float, blockers: Sequence[str]) -> None:
         # `blockers`: a sentence about each session that holds the lock.
@@ -252,7 +254,7 @@ class SignalInvalid(TaskFailed):
     refused, for one of two reasons. The wait had not begun, so its model was unknown. Or the payload fits the JSON
     Schema of the model, and only a validator of the model refuses it.
 
-    `path`: the JSON pointer to the value that does not fit. Empty: the payload as a whole.
+    `path`: the JSON pointer to the value that does not fit. If `path` is empty, the payload as a whole does not fit.
     """
 
     def __init__(self, signal: str, path: str, reason: str) -> None:
@@ -284,7 +286,7 @@ class NotWhileUndoing(LeaseholdError):
 class HandlerMissing(LeaseholdError):
     """A workflow of the platform cannot begin in this process, which lacks the code of a task that the workflow calls.
     `handlers`: the names, each `pipeline.step`, of the code of all tasks that the workflow calls. A worker needs all of
-    this code. Empty: the name of the missing code is unknown.
+    this code. If `handlers` is empty, the name of the missing code is unknown.
     """
 
     def __init__(self, handlers: Sequence[str]) -> None:
@@ -302,7 +304,7 @@ class TransactionRefused(LeaseholdError):
 
 class LeaseLost(LeaseholdError):
     """This process no longer holds the task's lease, because another claim, a cancel or the sweeper (which ends expired
-    leases) ended it. Write nothing.
+    leases) ended the lease. The code that meets this error must write nothing more for the attempt.
     """
 
 
@@ -334,8 +336,8 @@ class Retryable(StepError):
 
 
 class Unforeseen(Retryable):
-    """An isolated handler (one in a child process) raised an error that is not a StepError. One more attempt
-    follows. If the code is at fault, the attempt raises the error again. If the machine was at fault, it may succeed.
+    """An isolated handler (one in a child process) raised an error that is not a StepError. One more attempt follows.
+    If the code is at fault, this attempt raises the error again. If the machine was at fault, this attempt may succeed.
     """
 
     def __init__(self, message: str) -> None:
@@ -372,8 +374,8 @@ class ObjectExists(StoreError):
     pass
 
 
-#: After one of these errors, another attempt may have the task by now. Code that catches the errors of a handler must
-#: raise these errors again, because an attempt that meets one must settle nothing.
+#: These errors mean that another attempt may hold the task by now. An attempt that meets one of them must settle
+#: nothing. So code that catches the errors of a handler must raise these errors again.
 OVERTAKEN = (LeaseLost, ObjectExists)
 
 
@@ -398,10 +400,11 @@ class Cancelled(BaseException):
 
 
 def deciding(error: BaseException) -> BaseException:
-    """The error that decides how an attempt ends. An error that is no group decides itself. In a group
-    (asyncio.TaskGroup raises groups), the first error of OVERTAKEN decides. If there is none, the first Cancelled
-    decides, else the first Permanent, else the first other StepError. If the group has none of these, its only error
-    decides or, if it has several errors, the group itself.
+    """The error that decides how an attempt ends. For an error that is no group, this is the error itself. A group, as
+    asyncio.TaskGroup raises it, may have several errors. Then the kinds are tried in this order: LeaseLost and
+    ObjectExists (OVERTAKEN), Cancelled, Permanent, any other StepError. The first error of the first kind that the
+    group has decides. If the group has no error of these kinds, its only error decides. If it has several, the group
+    itself decides.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -414,7 +417,9 @@ def deciding(error: BaseException) -> BaseException:
 
 
 def errors_of(error: BaseException) -> list[BaseException]:
-    """The errors in a group and in the groups in it; for any other error, only itself."""
+    """The errors in a group, and in the groups inside the group. For an error that is no group: a list of this error
+    alone.
+    """
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [one for part in error.exceptions for one in errors_of(part)]

@@ -1,4 +1,6 @@
-"""Makes the ids of rows: UUIDv7. They sort by creation time, so new rows go to the right edge of an index."""
+"""Makes and reads the ids of rows. They are UUIDv7, which sort by creation time, so new rows go to the right edge of an
+index.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def new_id() -> UUID:
 
 
 def id_of(value: object) -> UUID:
-    """The id that a program names. `value`: a UUID, of the standard library or of another one, or the text of a UUID.
-    Raises Invalid `invalid_id`.
+    """The id that a program names. `value`: a UUID of the standard library or of another library, or the text of a
+    UUID. Raises Invalid `invalid_id`.
     """
     if isinstance(value, UUID):
         return value
@@ -37,9 +39,9 @@ def id_of(value: object) -> UUID:
 
 
 def id_of_new_run(value: object) -> UUID:
-    """As `id_of`, for the id that a program gives to a new run. Raises Invalid `invalid_id` also for a UUID that is not
-    `is_recent`. The reason: jobs are listed in the order of their ids, and filters find the jobs of a period by the
-    times in their ids.
+    """Does the same as `id_of`, for the id that a program gives to a new run. But it raises Invalid `invalid_id` also
+    for a UUID that is not recent (`is_recent`). The reason: lists have the jobs in the order of their ids, and filters
+    find the jobs of a period by the times in their ids.
     """
     run_id = id_of(value)
     if not is_recent(run_id):

@@ -1,1 +1,1 @@
-"""Functions for pictures, with Pillow, for several kinds of work. Only child processes of workers import them."""
+"""Functions that process pictures with Pillow. Several kinds of work use them, only in child processes of workers."""

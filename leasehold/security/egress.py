@@ -56,8 +56,9 @@ _PIECE_BYTES = 256 * 1024
 #: An Egress keeps connections to at most this many hosts. Each request to a further host gets a new connection.
 _MAX_HOSTS = 32
 
-#: Threads for name resolution alone. A silent name server holds a thread for half a minute. The loop's default executor
-#: has six threads on two cores, and all file reads and digests need them.
+#: Threads for name resolution alone. If a name server does not answer, the resolution holds its thread for half a
+#: minute. The event loop's default executor would have too few threads for this: six on a machine with two cores. And
+#: all file reads and digests need them.
 _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
@@ -164,7 +165,7 @@ class Egress:
     """An HTTP client for URLs from outside; use it with `async with`.
 
     `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the most idle
-    connections that it keeps to one host. Use this only when one host gets many requests.
+    connections that it keeps to one host. Set it only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
@@ -233,9 +234,10 @@ class Egress:
         lookups: list[Future[Any]] | None = None,
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
-        many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if only
-        the status and the headers count; then a body that is too large, or does not end, is no error. `lookups`: this
-        list gets the future of each name resolution, because the thread of the resolution may outlast the request.
+        many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if the
+        caller needs only the status and the headers; then a body that is too large, or does not end, is no error.
+        `lookups`: a list to which this method adds the future of each name resolution, because the thread of the
+        resolution may outlast the request.
 
         Raises EgressRefused (also after one redirect too many), EgressFailed or AnswerTooLarge.
         """
@@ -331,7 +333,9 @@ class Egress:
         return await http.send(http_request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
-        """The HTTP client for the host. The first request makes it, because many processes never send a request."""
+        """The HTTP client for the host. It is made only at the first request, because many processes never send a
+        request.
+        """
         keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
         key = host if keeps_connections else ""
         if key in self._clients:
@@ -393,7 +397,7 @@ def _host_of(url: httpx2.URL) -> str:
 
 
 def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
-    """The address of a redirect. Raises EgressRefused."""
+    """The URL to which a redirect leads. Raises EgressRefused."""
     try:
         return url.join(location)
     except (httpx2.InvalidURL, ValueError):
@@ -402,7 +406,9 @@ def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The certificate authorities. The whole process uses one copy, because reading them takes a tenth of a second."""
+    """The certificate authorities that this process trusts. They are read only once, because that takes a tenth of a
+    second.
+    """
     return httpx2.create_ssl_context(trust_env=False)
 
 

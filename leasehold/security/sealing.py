@@ -74,8 +74,8 @@ class Sealing:
         return fernet
 
     def _current_keys(self) -> MultiFernet | None:
-        """The keys of the setting, or None if it has no keys. The setting may come from a file, so a changed text is
-        parsed again. If the changed text has a malformed key, the earlier keys stay in force.
+        """The keys of the setting, or None if the setting has no keys. The setting may come from a file that changes.
+        So a changed text is parsed again. If the changed text has a malformed key, the earlier keys stay in force.
         """
         text = self._setting.get_secret_value()
         if text == self._parsed_text:

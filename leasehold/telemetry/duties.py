@@ -18,9 +18,9 @@ STUCK = counter("units_stuck_total", "Units of a duty that failed too often in a
 
 
 def counted(duty: str) -> str:
-    """The name of a duty whose units may be set aside. Its counters exist at 0 from the start, because PromQL's
-    `increase()` does not count the event with which a counter first appears. Otherwise the first stuck unit would cause
-    no alert.
+    """Make the counters of a duty whose units may be set aside, with the value 0. Returns the duty's name. The reason:
+    PromQL's `increase()` does not count the event with which a counter first appears. So without this call, the first
+    stuck unit would cause no alert.
     """
     FAILURES.labels(duty)
     STUCK.labels(duty)

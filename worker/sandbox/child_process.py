@@ -24,7 +24,8 @@ from leasehold.worker.sandbox.child_output import ChildOutput
 
 _GRACE_SECONDS = 2  # the time for a child that has closed its channel to exit by itself
 
-#: A function that makes the zygote reap an ended child and returns its exit status. Raises OSError or EOFError.
+#: A function that makes the zygote reap an ended child, and returns the child's exit status. It raises OSError or
+#: EOFError if the zygote has died.
 Reap = Callable[[int], Awaitable[int]]
 
 
@@ -41,7 +42,7 @@ class ChildProcess:
         self._writer = writer
         self._output = output
         self._reap = reap
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)  # a file descriptor that becomes readable when the child ends
         self._ended = asyncio.Event()
         self._stopping: asyncio.Task[int] | None = None
         self.killed = False
@@ -67,7 +68,8 @@ class ChildProcess:
     @property
     def usable(self) -> bool:
         """Whether the child lives. This reads the state of the channel from the kernel, because the event loop learns
-        of a death later. A run on a dead spare child would count as crashed.
+        of a death later. Children wait for a run as spares. If a run were sent to a dead spare, the run would count as
+        crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
@@ -88,7 +90,7 @@ class ChildProcess:
         """
         try:
             async with asyncio.timeout(timeout):
-                fences.limit(self.pid, limits)  # of memory, CPU time, file size and open files
+                fences.limit(self.pid, limits)  # limits the memory, CPU time, file size and open files
                 self._writer.write(confinement + run)
                 await self._writer.drain()
                 while True:
@@ -197,7 +199,7 @@ def _crash(status: int) -> ChildCrashed:
 
 
 def _cause_of(status: int) -> str:
-    """The metric's label: a signal's name, `out_of_memory`, `exit` or `other`."""
+    """The value of the metric's label: a signal's name, `out_of_memory`, `exit` or `other`."""
     if status >= 0:
         return "out_of_memory" if status == frames.OUT_OF_MEMORY else "exit"
     try:

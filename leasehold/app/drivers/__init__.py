@@ -1,1 +1,1 @@
-"""Adapts connections of the user's program (asyncpg, psycopg, SQLAlchemy) to the platform's statements."""
+"""Lets the platform run its statements on connections of the user's program (asyncpg, psycopg, SQLAlchemy)."""

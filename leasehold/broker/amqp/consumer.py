@@ -28,7 +28,7 @@ from leasehold.settings import Settings
 #: run them in this proportion. So `low` is slow under a flood of `high`, but never starves. No band can use the
 #: fraction of another band. If all tasks of a worker are in one band, only the hints of that band can fill its slots (a
 #: slot is room for one attempt). So a worker sets the prefetch to four times its slots. Then the fraction of `normal`
-#: alone fills them.
+#: alone can fill the slots.
 SHARES = (0.6, 0.3, 0.1)
 #: The seconds for which `close` waits until the last ACKs are sent.
 DRAIN_SECONDS = 3.0
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 def shares_of_bands(prefetch: int) -> tuple[int, ...]:
-    """Each band's part of `prefetch`, rounded, and at least 1. So a prefetch of 1 becomes 3 for all bands together."""
+    """Each band's part of `prefetch`, rounded, and at least 1. So a prefetch of 1 becomes 3 in all, 1 for each band."""
     return tuple(max(1, round(prefetch * share)) for share in SHARES)
 
 
@@ -58,8 +58,8 @@ class Consumer:
 
     @property
     def subscriptions(self) -> Mapping[str, bool]:
-        """The name of each queue on the broker that is to be consumed, and whether it is being consumed now. After
-        `stop` no queue is to be consumed.
+        """For each queue of the broker that this process wants to consume: its name, and whether it is being consumed
+        now. After `stop` the result is empty.
         """
         return {
             subscription.name: subscription.consuming
@@ -134,8 +134,8 @@ class Consumer:
             hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
                 self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
-        # Acknowledge a message that cannot be handled, because no later try would help, and RabbitMQ would redeliver it
-        # for ever.
+        # Acknowledge a message that cannot be handled. Otherwise RabbitMQ would redeliver the message for ever, and no
+        # later try would help.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
             self._drop(subscription, error, message.size)

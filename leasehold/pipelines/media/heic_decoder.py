@@ -24,6 +24,7 @@ def load_decoder() -> bool:
         return False
     if tuple(int(part) for part in pi_heif.libheif_version().split(".")) < OLDEST_SAFE_RELEASE:
         return False
-    # Decode only the picture itself, and in this thread, because a child process has one core.
+    # Decode only the main picture, without thumbnails and the like. Decode it in this thread, because a child process
+    # has one core.
     pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
     return True

@@ -56,9 +56,9 @@ class Acting:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
-    `left`: the targets whose code this process lacks and another worker has. The value is a handler (`pipeline.step`)
-    of that code.
+    """The outcome of a batch. `acted`: the jobs that were changed. `refusals`: the jobs that were not changed, each
+    with the reason. `busy`: the targets whose rows another transaction held. `left`: the targets whose code this
+    process lacks but another worker has. Each leads to the name of one handler (`pipeline.step`) of that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
     `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`. So the
@@ -79,7 +79,7 @@ async def act_on(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
     """Act on jobs of one tenant, in the caller's transaction. A job that was created after `operation.at` stays as it
-    is. For a retry, the time at which the job failed counts instead. The history of each job names the operation.
+    is. A retry compares the time at which the job failed instead. The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
@@ -123,9 +123,9 @@ async def _cancel(
 async def _delete(
     context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    """Delete the finished jobs together, and each unfinished job by itself, because it is cancelled first. If the
-    finished jobs cannot be deleted together, each of them is deleted by itself, too. Housekeeping (a loop of a worker)
-    deletes the objects and rows of these jobs later, because to wait for the store would take hours.
+    """Delete the finished jobs together. Delete each unfinished job separately, because it must first be cancelled. If
+    the finished jobs cannot be deleted together, this function deletes them separately, too. Housekeeping (a loop of a
+    worker) deletes the objects and rows of these jobs later, because to wait for the store would take hours.
     """
     finished = [target for target in targets if target.row["finished_at"] is not None]
     unfinished = [target for target in targets if target.row["finished_at"] is None]
@@ -158,8 +158,8 @@ async def _retry_charged(
         retries = _Retries(context, connection, acting, charge, outcome)
         targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
         # First lock the dedupe keys of all jobs, because a debounced submission also locks its key first. All other
-        # locks come later. Among them are the locks of limits at which runs wait that follow the failures of these
-        # jobs.
+        # locks must come later. Some of them are locks of concurrency limits: those of the `on_failure` run that
+        # follows the failure of a job, if a retry must still write this run.
         await debounce.lock_keys_of_jobs(connection, tenant_id, [target.id for target in targets])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
@@ -171,8 +171,8 @@ async def _retry_charged(
 
 
 class _Retries:
-    """The retries of one batch. They add to `outcome`, and to the queues of `charge`. `submitting` later checks the
-    depth of these queues.
+    """The retries of one batch. They write to `outcome`, and add the queues of the retried jobs to `charge`. At the
+    end, `submitting` checks the depth of these queues.
     """
 
     def __init__(
@@ -187,9 +187,9 @@ class _Retries:
         self._templates: dict[tuple[str, int], TemplateVersion | None] = {}  # by name and version, each read once
 
     async def leave_to_others(self, targets: Sequence[Target]) -> Sequence[Target]:
-        """If this process lacks the code of a job, leave the job to another worker that has the code and does
-        operations. Returns all other jobs. If no worker has the code of a job, the job is returned, too, and `retry`
-        refuses it.
+        """Find the jobs whose code this process lacks, and leave them to other workers that have the code and do
+        operations. Returns the jobs to retry here. These include a job whose code no worker has, because `retry` must
+        refuse this job.
         """
         without_code = [target for target in targets if await self._is_without_code(target)]
         pipelines = {target.row["pipeline"] for target in without_code}
@@ -203,9 +203,9 @@ class _Retries:
         """Whether this process lacks the code of the job. The code is the job's pipeline. For a run, a template that
         its tenant wrote is enough.
 
-        Exception: the answer is False for a job that is no run, and whose pipeline is not in `operation.pipelines`,
-        because the operation may not change this job. Such a job is a target only because this process does not know
-        its kind, and so treated the job as a run.
+        Exception: some jobs are no runs, but became targets because this process does not know their kind, and so
+        treated them as runs. If the pipeline of such a job is not in `operation.pipelines`, the operation may not
+        change the job. So the answer is then False, and the job is not left to another worker.
         """
         pipeline = target.row["pipeline"]
         if self._context.actions.kinds.pipeline(pipeline) is not None:

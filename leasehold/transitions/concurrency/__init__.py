@@ -1,15 +1,15 @@
-"""Concurrency limits admit jobs: a job with limits is held until each of its limits has room. In the schema a limit is
-a row of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
+"""Concurrency limits admit jobs. A job with limits is held until each of its limits has room. In the database a limit
+is a row of the table `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
 
-PostgreSQL counts the admitted, unfinished jobs each time, because a stored count could become wrong. A transaction that
-admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock these rows in the same
-order, so they cannot deadlock. This order is by the bytes of the limits' names, whatever the collation of the database.
-Jobs are admitted when a job arrives, when a job of the same limit ends, and by the sweeper. A job without limits costs
-nothing.
+PostgreSQL counts the admitted, unfinished jobs at each admission, because a stored count could become wrong. A
+transaction that admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock these
+rows in the same order, so they cannot deadlock. This order is by the bytes of the limits' names, whatever the collation
+of the database. Jobs are admitted when a job arrives, when a job of the same limit ends, and by the sweeper. A job
+without limits costs nothing.
 
 Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A shared limit of at least
-four jobs reserves one place for tenants without an admitted job. The reason: an admitted job cannot be made to wait
-again.
+four jobs reserves one place for tenants without an admitted job. Without this place, such a tenant might wait for long,
+because an admitted job cannot be made to wait again.
 """
 
 from leasehold.transitions.concurrency.admission import FIRST_STEP_OF_HELD_JOB, admit, admit_each, new_search

@@ -13,11 +13,12 @@ from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_colu
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
-# $1 owners, $2 task ids and $3 epochs of the leases. $4 the parts as JSON records {parent, id, part, number, queue,
-# max_attempts, handler, value}. A part's task is named `part.number`. If another step of the job has fanned out into
-# parts of that name, the parent's name comes first: `step.part.number`. $5 outputs. HELD_IN_LIVE_JOB gives
-# `lease_batch` (the leases of this call) and `held` (those that are still valid). `settled` is also true if an earlier
-# try, whose answer was lost, has blocked the task.
+# $1 to $3: the owners, the task ids and the epochs of the leases. $4: the parts, as JSON records {parent, id, part,
+# number, queue, max_attempts, handler, value}. A part's task is named `part.number`. But if another step of the job has
+# fanned out into parts of that name, the task is named `step.part.number`, with the name of its parent step. $5: the
+# outputs of the steps that fan out, as `write_outputs` reads them. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of
+# this call) and `held` (those that are still valid). `settled` is also true if an earlier try, whose answer was lost,
+# has blocked the task.
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
@@ -80,12 +81,12 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 
 async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
-    """running -> blocked, until the new tasks of all parts have succeeded. Then the step runs again. Its outputs are
-    kept.
+    """running -> blocked, until the new tasks of all parts have succeeded. Then the step runs again. The outputs that
+    the step has written before are kept.
 
-    Raises asyncpg.UniqueViolationError if the step has fanned out before, because tasks with its parts' names exist.
-    Also raises it if another step has just fanned out into parts of the same name. In this case repeat the call: the
-    tasks then get other names.
+    Raises asyncpg.UniqueViolationError in two cases. First: the step has fanned out before, so tasks with its parts'
+    names exist. Second: at the same moment another step has fanned out into parts of the same name. In the second case,
+    repeat the call, because the tasks then get other names.
     """
     return await settle_twice(partial(_fan_out, connection), fan_outs, attrgetter("lease"))
 

@@ -1,8 +1,9 @@
 """Rewrites the biases of Gemm nodes into the form that onnxruntime can quantise.
 
-ONNX allows a bias of any shape that fits the product, and a factor `beta`. onnxruntime's quantiser expects one value
-for each column, and drops `beta`. Biases of other shapes also come from onnxslim, because it fuses a MatMul with an Add
-of any shape.
+A Gemm node multiplies two matrices and adds a bias to the product. ONNX allows a bias of any shape that fits the
+product, and a factor `beta` of the bias. But onnxruntime's quantiser expects a bias with one value for each column of
+the product, and ignores `beta`. A model may have biases of other shapes from its author or from onnxslim, which fuses a
+MatMul with an Add of any shape.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _BIAS = 2  # the index of the bias among the inputs of a Gemm
 
 def make_biases_plain(model: onnx.ModelProto) -> None:
     """Change the model so that each Gemm with a constant bias has one value for each column, and no `beta`. A bias that
-    differs between rows becomes an Add after the Gemm. A bias that is computed stays as it is.
+    differs between rows becomes an Add after the Gemm. A Gemm whose bias is computed stays as it is.
     """
     constants = {constant.name: constant for constant in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
@@ -29,7 +30,7 @@ def make_biases_plain(model: onnx.ModelProto) -> None:
         beta = _take_attribute(node, "beta", 1.0)
         scaled = (bias * beta).astype(bias.dtype)
         name = f"{node.output[0]}_plain_bias"
-        # The bias differs between rows, or nobody knows the number of columns. So a separate node adds it.
+        # If the bias differs between rows, or if the number of columns is unknown, a separate node adds the bias.
         if columns is None or (bias.ndim > 1 and bias.shape[0] != 1):
             product = f"{node.output[0]}_without_bias"
             nodes.append(helper.make_node("Add", [product, name], [node.output[0]], name=f"{node.name}_bias"))

@@ -17,12 +17,12 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
-#: The most frames in a sample; a frame that is shown again counts, too. Four are enough for a picture of four layers.
-#: The bound is needed because a frame of a few bytes costs a decoder the time for its whole area.
+MAX_UNITS = 100_000  # the most units (headers, tiles, metadata) of a file
+#: The most frames in a sample; a frame that is shown again counts each time. Four are enough for a picture of four
+#: layers. The bound is needed because a frame of a few bytes costs a decoder the time for its whole area.
 MAX_FRAMES_PER_SAMPLE = 4
 
-_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: a header alone, 6: header and tiles, 7: a copy
+_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: header, 6: header and tiles, 7: copy of a header
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
 _CHOOSE = 2  # a value of `screen_content` and `integer_vectors`: each frame header has a flag of its own
 _REFERENCES, _SLOTS = 7, 8  # the frames that a frame refers to, and the slots in which a decoder keeps frames
@@ -235,13 +235,13 @@ def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _Operat
 def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool) -> Size | None:
     """Reads uncompressed_header(), up to the size. Returns None if the frame has the size of an earlier frame.
 
-    The first frame must be a key frame that is shown, as the AVIF standard demands. A decoder reads the tiles of a grid
-    as one stream, and this module reads each tile by itself. That is safe because each tile begins with a key frame, so
-    no tile uses a frame of another tile.
+    The first frame must be a key frame that is shown, as the AVIF standard demands. This rule also makes it safe that
+    this module reads each tile of a grid by itself, although a decoder reads all tiles as one stream. Because each tile
+    begins with a key frame, no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # The header of a frame that is shown again ends here. `frame` is then only a stand-in. The code below reads only
-    # its `is_shown_key`, which must be False.
+    # If the frame is shown again, its header ends here. Then `frame` has made-up values, of which the code below reads
+    # only `is_shown_key`. It must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")
