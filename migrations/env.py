@@ -18,8 +18,8 @@ from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.urls import DatabaseUrl, database_url
 
-# Import the modules that define the tables of this release's own revisions. A module adds its tables to `metadata` when
-# it is imported. For a table that `metadata` lacks, Alembic's autogenerate would write a revision that drops the table.
+# Import the modules that define the tables of the platform's revisions. A module adds its tables to `metadata` when it
+# is imported. For a table that `metadata` lacks, Alembic's autogenerate would write a revision that drops the table.
 for room in (
     "db.run_tables",
     "db.upload_tables",

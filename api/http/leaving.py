@@ -22,8 +22,8 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def while_present(request: Request, wait: Coroutine[Any, Any, bool]) -> bool:
-    """The result of `wait`, a long poll. If the client disconnects first, this function cancels `wait` and returns
-    False. The request's body must have been read.
+    """Await `wait` (a long poll), and return its result. If the client disconnects first, cancel `wait` and return
+    False. Call this only after reading the request's body.
     """
     waiting, going = asyncio.create_task(wait), asyncio.create_task(until_gone(request.receive))
     try:

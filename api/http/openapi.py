@@ -36,13 +36,14 @@ _COMMON_CODES = {
 
 #: The codes of 429 for every operation that creates a job.
 REFUSED_FOR_NOW = "`rate_limited`, `queue_full`, `too_many_unfinished`, `storage_full`"
-#: The code of 429 for every operation that checks a payload: too many payloads of the tenant wait for their check.
+#: The code of 429 for every operation that checks a payload. It means that too many payloads of the tenant wait for
+#: their check.
 TOO_MANY_CHECKS = "`evaluations_waiting`"
 
 
 def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
-    """The value of a route's `responses`: the route's own `codes` by status, and the common codes. For a status that
-    `codes` has, only the route's own text counts.
+    """The value of a route's `responses`: the route's own `codes` by status, and the common codes. If `codes` has a
+    status of the common codes, its text replaces the common text.
     """
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
@@ -78,7 +79,9 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
-    """Describe the header of answers that may come from a standby: those of marked endpoints (may_read_standby)."""
+    """Describe the header LAG_HEADER for the endpoints that `may_read_standby` marks, because their answers may come
+    from a standby.
+    """
     for route in app.routes:
         if isinstance(route, APIRoute) and is_marked(route.endpoint) and route.path in content["paths"]:
             content["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
@@ -90,8 +93,8 @@ def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
 
 
 class Contract:
-    """The OpenAPI document of an app, as bytes. The first request builds it in a thread, because building takes a
-    second. Requests that arrive during this time wait for the same bytes.
+    """The OpenAPI document of an app, as bytes. The first request starts a thread that builds the document, because
+    this takes a second. Requests that arrive during this time wait for the same thread.
     """
 
     def __init__(self, app: FastAPI) -> None:

@@ -91,12 +91,12 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         limit_names = await concurrency.limits_of(connection, [deletion.job_id]) if deletion.job_id else []
         await record(connection, caller, "media.deleted", media_id, job_id=deletion.job_id)
     count_ended_jobs(deletion.ended_jobs)
-    if deletion.ended_jobs and deletion.job_id is not None:  # it has left its concurrency limits, so admit other jobs
+    if deletion.ended_jobs and deletion.job_id is not None:  # the ended job has left its limits, so admit other jobs
         await publish_and_admit(services, [], limit_names, [deletion.job_id])
     log.info("media deleted", job_id=str(deletion.job_id))
     try:
         await services.store.delete(deletion.original_key)
-        if deletion.prefix is not None:  # it is None if a worker still writes the results, or if there are none
+        if deletion.prefix is not None:  # None: a worker still writes the results, or there are none
             await uploads.remove_below(services.store, f"{deletion.prefix}/")
     except StoreError as error:  # housekeeping, a maintenance loop of the workers, deletes the objects later
         log.warning("objects of a deleted media are left for the housekeeping", error=type(error).__name__)
@@ -123,7 +123,7 @@ def _etag(services: Services, media: MediaView) -> str:
     """The ETag of the state. It is weak, because the signature in a URL differs from answer to answer.
 
     If the job has ended and there is no CDN, the answer may have signed URLs. Then the ETag also changes each time half
-    the lifetime of a URL has passed. So the client then gets new URLs instead of a 304.
+    the lifetime of a URL has passed, so that the client gets new URLs instead of a 304.
     """
     version = f"{media.id}.{media.status}.{media.job_id}.{media.job_seq}"
     if is_finished(media) and services.settings.cdn_base_url is None:

@@ -23,10 +23,9 @@ from leasehold.runtime.periodic import Periodic
 #: Seconds between two writes to the audit.
 _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
-#: The code of a refusal, and the actor without the id of the request. Refusals of the same group are counted in one
-#: row.
+#: What refusals in one row of the audit have in common: the code, and the actor without the id of the request.
 _Group: TypeAlias = tuple[str, Actor]
-#: The actor's name in the rows that count the refusals beyond a chain's bound on groups, one row for each code.
+#: The actor's name in rows that count refusals beyond a chain's bound on groups. There is one such row for each code.
 _OTHERS = "others"
 
 
@@ -42,7 +41,7 @@ class _FirstRefusal:
 class Refusals:
     """Counts refusals, and writes them. `at_most`: the most groups of one audit chain in one write. Refusals of the
     chain's further groups are counted together, by code. Each chain has its own bound, so unknown callers and other
-    tenants take no row from a tenant. A process that is killed loses the refusals of its last ten seconds.
+    tenants cannot use up the rows of a tenant. A process that is killed loses the refusals of its last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
@@ -99,7 +98,7 @@ class Refusals:
                             count=number, first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for unwritten in counts_by_chain.values():  # put them back; `_count` enforces the bound
+                for unwritten in counts_by_chain.values():  # count the refusals again; `_count` enforces the bound
                     for group, number in unwritten.items():
                         self._count(group, number, firsts[group])
                 raise

@@ -141,7 +141,7 @@ class RunList(BaseModel):
 
 def run_summary(row: Row) -> dict[str, Any]:
     """The run as an item of a list."""
-    # Leave out `at`: the member `cancel_requested_at` already has the time of the cancel.
+    # Leave out `at`, because the member `cancel_requested_at` already has the time of the cancel.
     cancel = row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"}
     summary = {
         "id": row["id"],
@@ -170,11 +170,12 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 def run_answer(row: Row) -> dict[str, Any]:
     """The run as the answer of GET, with a page of its steps. `row["all_steps"]` has the number, the progress and the
-    phase of all steps of the run. It is None if the page has all steps. `summary` and `result` cover only the page.
+    phase of all steps of the run. It is None if the page has all steps, because then they are computed from the page.
+    But `summary` and `result` cover only the steps of the page.
     """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
-    # The number (`n`), the progress and the phase of all steps.
+    # The number (`n`), the progress (`percent`) and the phase of all steps of the run.
     every = row["all_steps"] or {"n": len(steps), "percent": _percentage(steps), "phase": _phase(steps)}
     return run_summary(row) | {
         "payload": row["payload"],

@@ -99,7 +99,7 @@ class Arguments:
 
 
 def takes_positional(function: Callable[..., Any], *, skip: int = 0) -> bool:
-    """Whether a call can have a positional argument after the first `skip` arguments."""
+    """Whether the function can get a positional argument after its first `skip` arguments."""
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     return any(parameter.kind in POSITIONAL for parameter in parameters)
 

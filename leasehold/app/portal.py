@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from leasehold.domain.errors import LeaseholdError
 
 T = TypeVar("T")  # what the work of a caller returns
-#: Seconds for which the portal's thread waits after it has cancelled the work. Then it cancels again the work that has
-#: not ended.
+#: After the portal's thread has cancelled the work, it waits for this many seconds. Then it cancels once more the work
+#: that has not ended.
 _CLOSE_SECONDS = 5.0
 
 
@@ -37,7 +37,8 @@ class Portal:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # Callers in other threads wait for these tasks. If the tasks did not end, the callers would wait for ever.
+        # Cancel all asyncio tasks of this loop, until none is left. Callers in other threads wait for these tasks, and
+        # without their end the callers would wait for ever.
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
@@ -55,7 +56,9 @@ class Portal:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # the work raised, or the caller was interrupted and nobody waits for the work
+            # If this thread was interrupted, nobody waits for the work any more. If the work itself raised the error,
+            # the work has ended, and `cancel` does nothing.
+            future.cancel()
             raise
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:

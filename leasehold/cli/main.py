@@ -221,7 +221,9 @@ def signing_key() -> None:
 
 
 def _s3_variables(endpoint: str | None) -> dict[str, str] | None:
-    """The environment's variables `LEASEHOLD_S3_*`, with this endpoint. None: the S3 service is an embedded one."""
+    """The environment's variables `LEASEHOLD_S3_*`, with this endpoint. Without an endpoint returns None, because the
+    S3 service is then an embedded one.
+    """
     if endpoint is None:
         return None
     from_environment = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}

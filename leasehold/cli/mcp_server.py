@@ -1,7 +1,7 @@
 """`leasehold mcp` offers the API as tools of a Model Context Protocol client, over standard input and output.
 
-Its tools only read. With `--allow-writes` it has further tools that change things. The API refuses a tool if the key
-lacks the scope. So the server can do what the key can do, and nothing else.
+Its tools only read. With `--allow-writes` it has further tools that change things. The API refuses the request of a
+tool if the API key lacks the scope. So the server can do only what the key may do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_PAGES = 5
 
 
 def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
-    """The server with its tools. It uses `client`, and does not close it."""
+    """The server with its tools. The server uses `client`, but does not close it."""
     server = MCPServer("leasehold", version=version("leasehold"), instructions=INSTRUCTIONS, log_level="ERROR")
     _add_tools(server, _READ_ONLY, _ReadTools(client))
     if allow_writes:
@@ -53,7 +53,7 @@ def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
 
 
 def serve(url: str, key: str, *, allow_writes: bool) -> None:
-    """Serve the API at `url` until the client ends."""
+    """Offer the API at `url` to an MCP client, until that client closes the standard input of this process."""
 
     async def serve_stdio() -> None:
         async with AsyncClient(url, key, timeout=_PATIENCE_SECONDS) as client:

@@ -34,7 +34,8 @@ from leasehold.client.waiting import HOLD_SECONDS, Waiting
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long one try of a request may take, in seconds. This is longer than the API holds any request.
+#: How long one try of a request may take, in seconds. The API holds no request for this long, not even a request that
+#: waits for a change.
 _REQUEST_SECONDS = 60.0
 
 
@@ -63,7 +64,7 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], It
 
 
 def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], list[T]]:
-    """As `_lists`, but the method returns the items of all pages in a list."""
+    """Do the same as `_lists`, but the method returns the items of all pages in one list."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         return list(_lists(make)(self, *args, **kwargs))
@@ -118,9 +119,9 @@ class Client:
     signal = _sends(calls.signal)
 
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
-        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, whether the API
-        answers or not. If the API keeps a connection open without an answer, the error may come up to 10 seconds later.
-        Raises Unavailable if the API does not answer, and the client's own `timeout` ends first.
+        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, even if the API
+        does not answer. If the API keeps a connection open without an answer, the error may come up to 10 seconds
+        later. Raises Unavailable if the API does not answer for the client's own `timeout`, and that time ends first.
         """
         waiting = Waiting(run_id, timeout, self._timeout)
         while True:
@@ -232,7 +233,9 @@ class Client:
         return self._send(call, None)
 
     def _send(self, call: Call[T], form: MakeForm | None, within: float | None = None) -> T:
-        """As `send`. `within`: seconds, if the caller waits for less than the client's `timeout`."""
+        """Do the same as `send`. `within`: for how many seconds the caller waits, if this is less than the client's
+        `timeout`.
+        """
         call = call.with_key()
         tries = self._tries(call, within)
         while True:

@@ -15,7 +15,7 @@ from leasehold.client.retrying import pause_after
 
 #: How long the API holds a request that waits for a change, in seconds. Then the client sends the request again.
 HOLD_SECONDS = 20.0
-#: An answer that takes less than this many seconds has come at once, so the API has not held its request.
+#: If an answer takes less than this many seconds, it counts as one that came at once: the API has not held its request.
 _AT_ONCE_SECONDS = 0.5
 
 
@@ -32,7 +32,7 @@ class Waiting:
         self._sent_at = 0.0
         self._left: float | None = None  # the seconds for which the caller still waited when the request began
         self._run: Run | None = None  # as the last answer described it
-        self._idle_answers = 0  # in a row: answers that came at once, although nothing had changed
+        self._idle_answers = 0  # the latest answers, in a row, that came at once and said nothing new
 
     def next_request(self) -> float | None:
         """Begin the next request. Returns for how many seconds the caller still waits; None: as long as it takes."""
@@ -62,7 +62,9 @@ class Waiting:
         return pause if self._deadline is None else min(pause, self._deadline - now)
 
     def after_error(self, error: Unavailable) -> NoReturn:
-        """Raises TimeoutError if the caller's time has ended before the client's `timeout`, and else `error`."""
+        """Raises `error`. But if the caller waits for less time than the client's `timeout`, raises TimeoutError
+        instead.
+        """
         if self._left is None or self._left >= self._client_timeout:
             raise error
         raise TimeoutError(

@@ -11,14 +11,14 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 
-#: A page searches at most this many of a tenant's jobs of each sort: the jobs of one pipeline that have an error,
-#: cancelled jobs, unfinished jobs.
+#: For one page, at most this many of a tenant's jobs of each sort are searched. The sorts are: the jobs of one pipeline
+#: that have an error, the cancelled jobs, and the unfinished jobs.
 MAX_SEARCHED = 10_000
 
 #: SQL condition, to be formatted: the job `j` has ended without success, and nobody knows whether its step `t` has
 #: ordered something. The step's note `n` has the member `{intent}`, with which the step records that it is about to
-#: order. A step that a workflow started (`contained`) is left out, because the workflow decides what follows its
-#: failure.
+#: order. `{now}`: the current time. A step that a workflow started (`contained`) is left out, because the workflow
+#: decides what follows the failure of the step.
 IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN ('failed', 'cancelled', 'skipped')
       AND NOT t.contained AND n.value ? {intent}
       AND (j.expires_at IS NULL OR j.expires_at > {now})"""
@@ -38,9 +38,9 @@ _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeli
         WHERE j.tenant_id = $1 AND {more} AND j.cancel IS NOT NULL AND j.error IS NULL
         ORDER BY j.id DESC LIMIT {most_cancelled}) AS cancelled_job"""
 
-# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering` has the
-# steps that order. The step n is given by its pipeline $3[n], its name $4[n] and the member $5[n] of its note
-# (`{intent}` in IS_UNKNOWN).
+# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering` has a row
+# for each step that orders: its pipeline (from $3), its name (from $4), and the member of its note that IS_UNKNOWN
+# calls `{intent}` (from $5).
 _UNKNOWN_ORDERS = f"""searched_job
     JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
       ON ordering.pipeline = searched_job.pipeline
@@ -50,10 +50,10 @@ _UNKNOWN_ORDERS = f"""searched_job
     WHERE {IS_UNKNOWN.format(intent="ordering.intent", now="statement_timestamp()")}
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)"""
 
-# Jobs whose order a person must settle. $1 tenant, $2 the last job of the previous page, $3 to $5 as above, $6 the most
-# rows. `searched_job`: a search that finds $7 jobs ends early, at the oldest job that it found. `search_end`: the
-# newest job at which a search ended early. This page has no job that is older than `search_end`, because such jobs are
-# on a later page.
+# Jobs whose order a person must settle. $1: the tenant. $2: the last job of the previous page. $3 to $5: the steps that
+# order, as in _UNKNOWN_ORDERS. At most $6 rows are returned. Each search of `searched_job` reads at most $7 jobs. If it
+# finds this many, it has ended early, at the oldest job that it found. `search_end`: the newest job at which a search
+# ended early. This page has no job that is older than `search_end`, because such jobs are on a later page.
 _ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
@@ -71,9 +71,10 @@ SELECT search_end.id AS searched_to, failed_order.* FROM search_end LEFT JOIN LA
 ORDER BY failed_order.job_id DESC
 """
 
-# How many orders a person must settle. $1 tenant, $2 error codes, $3 to $5 as above. The statement makes the searches
-# of _SEARCHED_JOBS, and one more search for each error code, over all pipelines. It searches ten times as many
-# cancelled jobs, because most of them may be of pipelines that order nothing. Such jobs cost little.
+# How many orders a person must settle. $1: the tenant. $2: error codes. $3 to $5: the steps that order, as in
+# _UNKNOWN_ORDERS. The statement makes the searches of _SEARCHED_JOBS, and one more search for each error code, over all
+# pipelines. Each search reads at most $6 jobs. But the search of cancelled jobs reads ten times as many, because most
+# cancelled jobs may be of pipelines that order nothing. Such jobs cost little.
 _COUNT = f"""
 -- unsettled_orders_count
 WITH searched_job AS MATERIALIZED (
@@ -98,11 +99,11 @@ SILENT = """starts_with(t.queue, 'ext:')
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease expired
-# more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $4: the most rows. $5: the most jobs that
-# are searched. $2: the last task of the previous page or, if that page's search ended early, the last job of the
-# search. (If the task $2 was deleted meanwhile, its id counts as a job's id. This works, because the ids of tasks and
-# of jobs sort by time.) `page_start`: the page's newest job. `search_end`: the job at which the search ended early. The
-# queue of external workers is stored as `ext:TENANT:QUEUE`.
+# more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $2: the last task of the previous page or,
+# if that page's search ended early, the last job of the search. (If the task $2 was deleted meanwhile, its id counts as
+# a job's id. This works, because the ids of tasks and of jobs sort by time.) At most $4 rows are returned, and at most
+# $5 jobs are searched. `page_start`: the job at which this page starts; all others are older. `search_end`: the job at
+# which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1
@@ -129,8 +130,8 @@ ORDER BY silent_step.job_id DESC, silent_step.position, silent_step.task_id
 """
 
 # Runs whose workflow waits for a signal. This means that its journal (a row for each call of the workflow) has an open
-# wait. $1: the tenant. $2: the last run of the previous page. $3: the most rows. $4: the most jobs that are searched.
-# `search_end`: the job at which the search ended early.
+# wait. $1: the tenant. $2: the last run of the previous page. At most $3 rows are returned, and at most $4 jobs are
+# searched. `search_end`: the job at which the search ended early.
 _WAITING = """
 -- unsettled_approvals
 WITH searched_job AS MATERIALIZED (
@@ -176,7 +177,8 @@ async def orders(
     """Ended jobs whose order has an unknown outcome, newest first. `ordering`: the steps that order, each by its
     pipeline, its name and the member of its note that records the order. There must be at least one step. A page
     searches at most `max_searched` jobs with an error in each pipeline, and at most `max_searched` cancelled jobs. The
-    second value is the last job that the page covers, and the `before` of the next page. None: this is the last page.
+    second value is the last job that the page covers. Pass it as `before` to get the next page. None: this is the last
+    page.
     """
     pipelines, steps, intents = zip(*ordering, strict=True)
     rows = await connection.fetch(
@@ -225,7 +227,7 @@ async def silent_steps(
     max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
     """External steps on which nobody has worked for `seconds`, the newest jobs' steps first. A page searches at most
-    `max_searched` unfinished jobs. The second value is the `after` of the next page. None: this is the last page.
+    `max_searched` unfinished jobs. Pass the second value as `after` to get the next page. None: this is the last page.
     """
     rows = await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit + 1, max_searched)
     return _page_of(rows, limit, "task_id")

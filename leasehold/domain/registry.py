@@ -1,7 +1,7 @@
 """The registry of pipelines. Every process builds a registry at start, from code and from installed packages.
 
-A registry refuses two pipelines with the same name. A worker also loads the handlers, and then every step must have a
-handler, except external steps (those that external workers do over HTTP).
+A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines. Then every step
+must have a handler, except external steps (those that external workers do over HTTP).
 """
 
 from __future__ import annotations
@@ -198,14 +198,14 @@ def _import(module: str, source: str) -> ModuleType:
     """The module. Raises as `object_at`. The message of an error contains `source`."""
     try:
         return importlib.import_module(module)
-    except LeaseholdError:  # its sentence already says what is wrong
+    except LeaseholdError:  # its message is already good enough for the user
         raise
     except (Exception, SystemExit) as error:
-        # Whether Python found no such module, or no package that should contain it.
+        # Whether Python found no such module, or did not find a package that should contain the module.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (code_broken := broken_code(source, error)) is not None:
             raise code_broken from error  # the module's own code raised the error
-        if not isinstance(error, ImportError):  # the user's code did not raise it: keep its traceback
+        if not isinstance(error, ImportError):  # the user's code did not raise this error: keep the traceback
             raise
         hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error

@@ -154,7 +154,7 @@ class Postgres:
         return self.directory / "postgres.log"
 
     async def _make_cluster(self) -> None:
-        """Make the data directory by initdb, if there is none. Set `_password` to the data's password."""
+        """If there is no data directory, make it by initdb. Set `_password` to the password of the data."""
         password_file = self.directory / "password"
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
@@ -186,8 +186,8 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            # The server does not answer yet. Or another server has the port and answers. In that case our server ends
-            # soon.
+            # Either the server does not answer yet, or another server has the port and refuses this client. In the
+            # second case our server soon ends, because it cannot get the port, and the check above notices this.
             except (OSError, asyncpg.PostgresError):
                 await asyncio.sleep(0.02)
                 continue

@@ -1,8 +1,8 @@
-"""Rate limits that hold for all processes together, by the algorithm GCRA: one row for each key, one statement for each
-request.
+"""Rate limits that hold for all processes together, by the algorithm GCRA. Each key has one row, and each charge is one
+statement. A key names what is limited, such as the requests of an API key.
 
-The admission of jobs and some endpoints charge these rates. Each request adds a debt to its key. The debt is a number
-of seconds, and falls by one each second.
+The admission of jobs and some endpoints charge these rates. Each request adds to the debt of its key. The debt is a
+number of seconds, and falls by one each second.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from leasehold.db.database import Connection, row_count
 
-# `full_at` is the time at which the key's debt becomes 0. $2 is the debt that the request adds, and $3 the largest debt
-# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row. Exception: if the
-# debt exceeds the burst already, PostgreSQL's clock has stepped back since the last charge. Then the statement sets the
-# debt to the burst, and allows the request, because a refused request would roll this correction back.
+# $1: the key. $2: the debt that the charge adds. $3: the largest debt (the burst). `full_at` is the time at which the
+# key's debt becomes 0. If the debt would exceed the burst, the statement changes nothing and returns no row. Exception:
+# if the debt exceeds the burst already, PostgreSQL's clock has stepped back since the last charge. Then the statement
+# sets the debt to the burst, and allows the charge. If it refused the charge, the caller would roll this correction
+# back.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS bucket (key, full_at)
@@ -29,7 +30,7 @@ RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
 
 
-#: The largest debt: the requests of a whole minute may come at once.
+#: The largest debt. It is one minute, so that the requests of a whole minute may come at once.
 _BURST_SECONDS = 60.0
 
 
@@ -64,7 +65,7 @@ async def take(connection: Connection, key: str, per_minute: int, count: int = 1
 
 
 async def peek(connection: Connection, key: str, per_minute: int) -> Quota:
-    """The quota that one request would get now. Nothing is charged."""
+    """The quota that a charge of one request would get now. This function charges nothing."""
     added_debt = 60.0 / per_minute
     debt = max(await _read_debt(connection, key), 0.0)
     if debt > _BURST_SECONDS:
@@ -94,11 +95,11 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
-    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. Returns
-    whether more rows may be due.
+    """Delete at most `limit` rows without debt. Nothing is lost, because a key without a row has no debt either.
+    Returns whether more such rows may be left.
 
-    SKIP LOCKED leaves out a row that is being charged. Otherwise PostgreSQL would wait for the charge, and then delete
-    the row.
+    FOR UPDATE SKIP LOCKED leaves out a row that is being charged. Without it, PostgreSQL would wait for the charge, and
+    then delete the charged row.
     """
     status = await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"

@@ -1,9 +1,9 @@
 """The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both bounds for each submission.
 
-A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
-that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. The process adds to
-each count the jobs that it has admitted recently, because the count lacks the jobs whose transactions were not
-committed yet.
+To count all jobs and bytes of a tenant costs more than a submission. So a process remembers the counts of each tenant,
+and adds the jobs and bytes that it admits itself. It counts again after a pause, which is longer if the last count took
+longer. To a new count the process adds the jobs that it has admitted recently, because the count lacks jobs whose
+transactions were not committed yet.
 
 Near the bound on jobs, a remembered count is not exact enough. There the process counts the tenant's unfinished jobs at
 each submission, and again after the write, under a lock.
@@ -36,8 +36,8 @@ _MAX_TENANTS = 10_000
 #: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: The retry-after in seconds. It is long for stored bytes, because only a deletion or the end of a retention frees
-#: bytes.
+#: Seconds after which a refused client should try again. They are many for stored bytes, because only a deletion or the
+#: end of a retention time frees bytes.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
@@ -66,7 +66,7 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 @dataclass(slots=True)
 class _RecentAdmissions:
-    """Counts all jobs that were admitted in the last _COMMIT_SECONDS, and some that are older.
+    """Counts the jobs that were admitted in the last _COMMIT_SECONDS. It may also count some that are older.
 
     `current`: the jobs of the current period, which began at `since`. `earlier`: the jobs of the previous period. A
     period lasts at least _COMMIT_SECONDS.
@@ -94,7 +94,7 @@ class _RecentAdmissions:
 class _Usage:
     """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_jobs`,
     `admitted_bytes`: the sums of all that this process has ever admitted by remembered counts. `is_counting`: a
-    submission is just counting again.
+    submission is counting again at this moment.
     """
 
     jobs: int = 0
@@ -120,7 +120,8 @@ class Usage:
         self._cache: OrderedDict[str, _Usage] = OrderedDict()
 
     async def reserve(self, database: Connection | ConnectionSource, tenant_id: str, count: int, size: int = 0) -> bool:
-        """Check that `count` more jobs and `size` more bytes fit, and add both to the remembered counts.
+        """Check that `count` more jobs and `size` more bytes fit within the bounds, and add both to the remembered
+        counts.
 
         Returns whether the tenant is far from its bound on jobs. If not, the caller must call `check_exactly` after the
         write, because concurrent submissions may have used the same room. Raises TooMany `storage_full` or
@@ -166,8 +167,8 @@ class Usage:
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
     ) -> bool:
-        # As `reserve`, for the jobs alone. Far from the bound, the remembered count decides. Otherwise PostgreSQL
-        # counts.
+        # Does the part of `reserve` that concerns the jobs. Far from the bound, the remembered count decides. Near the
+        # bound, PostgreSQL counts.
         if count > self._max_jobs:
             sentence = (
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."

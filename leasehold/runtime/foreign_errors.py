@@ -30,8 +30,8 @@ def contained(error: BaseException) -> RuntimeError:
     """The RuntimeError to raise in place of `error`. Use it for errors that do harm outside of the call that raised
     them.
 
-    If a task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold StopIteration. A
-    GeneratorExit looks as if the coroutine that awaits the call was closed.
+    If an asyncio task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold
+    StopIteration. A GeneratorExit looks as if the coroutine that awaits the call was closed.
     """
     replacement = RuntimeError(f"the function raised {text_of(error)}")
     replacement.__cause__ = error
@@ -67,8 +67,8 @@ def exits_contained() -> Iterator[None]:
     that task (`contained`). With asyncio alone, such an exit would end the running event loop, whoever awaits the task.
 
     The block sets the loop's task factory. The new factory calls the factory that the program had set before. Several
-    blocks of one loop use the same factory, and the last block to end restores the program's own factory. A callback
-    (`call_soon`) that exits still ends the loop.
+    blocks of one loop use the same factory, and the last block to end restores the program's own factory. This does not
+    help against a callback (`call_soon`) that raises SystemExit or KeyboardInterrupt: it still ends the loop.
     """
     loop = asyncio.get_running_loop()
     current: Any = loop.get_task_factory()
@@ -95,7 +95,7 @@ class _TaskFactory:
         self._make: Callable[..., Any] = of_program or _make_task
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-        if _is_foreign.get() and asyncio.iscoroutine(coroutine):  # else asyncio raises TypeError in the caller's line
+        if _is_foreign.get() and asyncio.iscoroutine(coroutine):  # for any other object asyncio raises TypeError
             coroutine = _ExitsContained(coroutine)
         return self._make(loop, coroutine, **options)
 

@@ -34,8 +34,9 @@ MAX_FIELDS, MAX_VALUE = 32, 2000
 #: The logger's name in lines that the platform itself adds.
 PLATFORM = "leasehold"
 
-#: asyncio logs a forgotten task, or a client that nobody closed, when the garbage collector finds it. The collector may
-#: run in any attempt, and the task may belong to another tenant. So these lines are only in the worker's log.
+#: The lines of these loggers get into the log of no attempt, only into the worker's log. The reason: asyncio logs a
+#: forgotten task, or a client that nobody closed, when the garbage collector finds it. The collector may run during any
+#: attempt, and what it finds may belong to another tenant.
 _LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 
 #: Members of a structlog event that do not become fields of the line, because the line shows them elsewhere.
@@ -62,9 +63,12 @@ def full_traceback(error: BaseException) -> str:
 class Recorder:
     """The lines of one attempt. Any thread may add lines.
 
-    `on_first`: called when a line comes into an empty buffer: the first line, and the first line after each `take`.
-    Lines beyond `max_lines` or `max_bytes` are counted and dropped, except those of `add_final`. If `max_lines` is 0,
-    nothing is recorded. `lock`: several recorders may use the same lock. `stream`: the chunks that the attempt emits.
+    The log has bounds: `max_lines` and `max_bytes`. At the first line beyond a bound the log is cut. From then on,
+    lines are only counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded.
+
+    `_lines` is a buffer: it has the lines that `take` has not returned yet. `lines` and `bytes` count all lines so far.
+    `on_first`: called when a line comes into the empty buffer. This is the first line, or the first line after a
+    `take`. `lock`: several recorders may use the same lock. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -95,24 +99,24 @@ class Recorder:
         self._lock = lock
         self._lines: list[bytes] = []
         self._written = 0  # lines that `take` has returned
-        self._dropped = 0
+        self._dropped = 0  # lines that were dropped; above 0: the log is cut
         self._closed = False
         self.stream = stream
         self.lines = 0
         self.bytes = 0
 
     @property
-    def recorder(self) -> Recorder:  # so that a recorder is a Source, too
+    def recorder(self) -> Recorder:  # makes a recorder usable as a Source
         return self
 
     @property
     def is_cut(self) -> bool:
-        """Whether a line was dropped."""
+        """Whether the log is cut, which means that at least one line was dropped."""
         return self._dropped > 0
 
     def resume(self, lines: int, size: int) -> None:
-        """Begin the counts with those of the attempt's earlier recorders, so that the bounds hold for all recorders
-        together. `lines`: the number of earlier lines; `size`: their bytes.
+        """Begin the counts with those of the attempt's earlier recorders, so that the bounds hold for all these
+        recorders together. `lines`: the number of the earlier lines. `size`: their bytes.
         """
         self.lines, self.bytes = lines, size
 
@@ -126,7 +130,7 @@ class Recorder:
         trace: str = "",
         at: float | None = None,
     ) -> None:
-        """Add a line, unless the attempt has logged too much already. `trace`: the traceback of an error. `at`: seconds
+        """Add a line, unless the log is cut or the attempt has ended. `trace`: the traceback of an error. `at`: seconds
         since 1970; None: now.
         """
         if not self._drops_next():
@@ -167,8 +171,8 @@ class Recorder:
             self.on_first()
 
     def take(self) -> tuple[int, list[bytes]]:
-        """Returns two values: the number of the first line (the recorder's first line has the number 1), and the lines
-        since the last call, each as JSON.
+        """Empty the buffer. Returns two values: the number of the first line in the buffer (the recorder's first line
+        of all has the number 1), and the lines of the buffer, each as JSON.
         """
         with self._lock:
             lines, self._lines = self._lines, []
@@ -177,16 +181,17 @@ class Recorder:
         return first_number, lines
 
     def for_later(self) -> Recorder:
-        """A recorder with the same bounds, for a later step that this attempt's worker starts speculatively (before it
-        has claimed the step). The step's own attempt may take the lines over (`hand_over`).
+        """A recorder with the same bounds, for the next step. This attempt's worker may start that step speculatively,
+        before it has claimed the step. Once the step has an attempt of its own, `hand_over` gives the lines to the
+        recorder of that attempt.
         """
         stream = None if self.stream is None else self.stream.for_later()
         return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
     def hand_over(self, other: Recorder) -> None:
-        """Give the lines so far, and all later lines, to `other`."""
-        # `take` empties the buffer. So each later line comes into an empty buffer, and for such a line `_append` calls
-        # `on_first`, which is this function.
+        """Give the lines so far to `other`, and let all later lines follow."""
+        # The later lines follow because this function is `on_first` from now on. `take` below empties the buffer. So
+        # each later line comes into an empty buffer, `_append` calls `on_first`, and this function passes the line on.
         self.on_first = partial(self.hand_over, other)
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
@@ -211,8 +216,8 @@ def _encode_line(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """The line as JSON. `is_cut`: this line marks where the log is cut. It has a member `cut` beside `message`. No
-    line of a function can have this member, because the names that the function chooses stand under `fields`.
+    """The line as JSON. `is_cut`: this line marks where the log is cut, by a member `cut` beside `message`. No line
+    that a function logs can have this member, because the names that the function chooses stand under `fields`.
     """
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {
@@ -279,14 +284,17 @@ class Handler(logging.Handler):
         except Exception:  # noqa: BLE001 - as in every handler of `logging`: an odd line must not end the attempt
             self.handleError(record)
         root, last = logging.getLogger(), logging.lastResort
+        # Without configured logs, Python prints warnings to stderr (`lastResort`), but only while the root logger has
+        # no handler. This handler would silence these warnings, so it prints them itself.
         if root.handlers == [self] and last is not None and record.levelno >= last.level:
-            last.handle(record)  # a process without configured logs shows its warnings, as without this handler
+            last.handle(record)
 
 
 def _record(recorder: Recorder, record: logging.LogRecord) -> None:
     if isinstance(record.msg, dict):  # an event of structlog
         event, message = record.msg, record.msg.get("event", "")
         error = event.get("exc_info")
+        # Leave out the facts (`is_fact`): fields that the platform adds to each line, such as the job's id.
         fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS and not is_fact(name, value)}
     else:
         event = own_fields(record)

@@ -1,10 +1,10 @@
 """Counters and histograms for the hot path. A metric has a child for each combination of labels, as in
 prometheus_client.
 
-The client library locks every value and walks through a histogram's buckets. Here a count is one addition, and an
-observation is one search and two additions, without a lock. So only one thread may write to a child. The thread that
+prometheus_client locks each value, and goes through a histogram's buckets one by one. Here a count is one addition, and
+an observation is one search and two additions, without a lock. So only one thread may write to a child. The thread that
 renews leases writes to the children with the label value `renew`, and the event loop's thread to all others. The scrape
-runs in another thread, so its numbers may be from slightly different moments.
+(Prometheus's request for the metrics) runs in another thread, so its numbers may be from slightly different moments.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 
 class _Family(Collector, Generic[_Child]):
-    """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so the
-    number of children is bounded. After about `at_most` children, the labels of every new combination become `other`.
+    """A metric, with its children by the values of their labels. Tenants choose the names of templates and queues, so
+    the number of children is bounded. After about `at_most` children, the labels of every new combination become
+    `other`.
 
     `words`: the labels whose values are a few fixed words, such as an outcome. These labels keep their values, so that
     an alert also sees failures of jobs whose template counts as `other`.

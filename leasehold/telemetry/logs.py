@@ -41,10 +41,10 @@ def _add_facts(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 def is_fact(name: str, value: object) -> bool:
     """Whether the platform has added this field to a line of this context. A field of the same name with another value
-    is the caller's own.
+    belongs to the code that logs.
     """
-    # A worker binds `worker_id` by structlog, for all its contexts. Everything else that is bound by structlog is the
-    # caller's own.
+    # A worker binds `worker_id` by structlog, for all its contexts. Any other field that is bound by structlog belongs
+    # to the code that logs, so it is no fact.
     facts = structlog.contextvars.get_contextvars() if name == "worker_id" else _FACTS.get()
     return name in facts and str(facts[name]) == str(value)
 
@@ -107,7 +107,7 @@ def _renderers(*, for_machines: bool) -> list[Processor]:
 
 
 def as_json(event: EventDict, **options: Any) -> str:
-    """The event as JSON, with values of any type. `options`: those of `json.dumps`."""
+    """The event as JSON. Values of types that JSON lacks are converted. `options`: the options of `json.dumps`."""
     try:
         return orjson.dumps(event, default=options["default"]).decode()
     except TypeError:  # a number or text that orjson refuses: Python's encoder can write it

@@ -1,7 +1,7 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
 The module knows every secret of the settings, and finds other secrets by their form. It is the second defence. The
-first is that the platform's own code puts no secrets into messages; but a library or a handler may.
+first defence is that the platform's own code puts no secrets into messages. But a library or a handler may do so.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _secret_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
 #: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
 _MAX_EARLIER = 200
+#: Matches the comma between two URLs of one setting.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
@@ -55,8 +56,8 @@ def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
     words = {encoded for secret in _secrets_of(settings) - defaults for encoded in _encodings_of(secret)}
     earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
-    # The longest secret comes first. If a secret contains a shorter secret, and the shorter one was replaced first, the
-    # rest of the longer one would stay readable.
+    # The longest secret comes first, because a secret may contain a shorter secret. If `redact` replaced the shorter
+    # secret first, the rest of the longer secret would stay readable.
     _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
 
 
@@ -74,7 +75,8 @@ def redact(text: str) -> str:
 def redact_start(text: str, at_most: int) -> str:
     """Redact the first `at_most` characters of the text. The rest is cut off, because a longer text would take too much
     time. The cut may split a secret, and `redact` does not recognise half a secret. So the last word before the cut is
-    left out. If the text then ends with the beginning of a known secret of several words, that is left out, too.
+    left out. If a known secret has several words, the text may still end with the beginning of this secret. Then the
+    beginning is left out, too.
     """
     if len(text) <= at_most:
         return redact(text)
@@ -126,7 +128,7 @@ def _values_of(text: str) -> Iterator[str]:
 
 
 def _passwords_of(url: str) -> Iterator[str]:
-    """The passwords in the URL, each as it stands there and decoded."""
+    """The passwords in the URL, each in two forms: as the URL has it, and decoded."""
     parts = urlsplit(url)
     if parts.password:
         yield from {parts.password, unquote(parts.password)}

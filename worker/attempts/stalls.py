@@ -1,4 +1,4 @@
-"""Measures and logs handlers that block the event loop, because all other attempts of the worker wait for them."""
+"""Measures and logs when a handler blocks the event loop, because then all other attempts of the worker wait."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _warned_at: dict[tuple[str, str], float] = {}  # pipeline and step -> monotonic 
 
 
 class Watched(Awaitable[_Result], Generic[_Result]):
-    """`await Watched(work, ...)` returns and raises what `await work` does. It measures each time that `work` runs for
-    longer than `limit_seconds` without waiting, and logs a warning at most once a minute for each step.
+    """`await Watched(work, ...)` returns and raises what `await work` does. If `work` runs for longer than
+    `limit_seconds` without waiting, it measures this time, and logs a warning, at most once a minute for each step.
     """
 
     def __init__(self, work: Awaitable[_Result], pipeline: str, step: str, limit_seconds: float) -> None:

@@ -25,8 +25,8 @@ _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is
-    on. Without presence, the claimer cannot see that the owner of a lease has died.
+    """Claims tasks for all slot pools of a worker. `max_claims`: a poll claims at most this many tasks. `takes_over`:
+    whether the workers have a presence. Without presence, the claimer cannot see that the owner of a lease has died.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Claimer:
 
     async def claim(self, delivery: Delivery) -> Claimed | None:
         """Claim the task of the hint. None: this worker cannot claim the task now, and the caller acknowledges the
-        hint. While PostgreSQL is away, this waits. So it raises only errors that do not go away by waiting.
+        hint. While PostgreSQL does not answer, this method waits. So it raises only errors that waiting cannot cure.
 
         A redelivered hint may come from a worker that has just died. If that worker owns the lease, this worker takes
         the lease over immediately.
@@ -72,7 +72,8 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The sweeper (a duty of the leading worker) may have ended the lease of the dead worker during the pauses.
+        # The sweeper may have ended the lease of the dead worker during the pauses. (It is a duty of the leader, the
+        # one worker that does the duties of the whole fleet.)
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
@@ -89,8 +90,8 @@ class Claimer:
             raise
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
-        """The owner of the task's lease, if that worker has died; else None. Also returns None while the database is
-        away. In this case the sweeper frees the task later.
+        """The owner of the task's lease, if that worker has died; else None. Also returns None while the database does
+        not answer. In this case the sweeper frees the task later.
         """
         try:
             async with self._pool.acquire() as connection:

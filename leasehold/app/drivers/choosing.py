@@ -1,5 +1,5 @@
-"""Finds the adapter of the user's connection. Runs are submitted through the adapter. This module imports no driver,
-because the user's program has already loaded the driver of its connection.
+"""Finds the adapter for the user's connection. The platform submits runs through the adapter. This module imports no
+driver, because the user's program has already loaded the driver of its connection.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from leasehold.app.drivers.adapters import Adapter, Asyncpg, AsyncPsycopg, AsyncSqlAlchemy, Psycopg, SqlAlchemy
 
-#: (module, class) of a connection, and its adapter. The first row that matches is used.
+#: The module and the class of a connection, and the adapter for it. The first row that matches is used.
 _ADAPTERS: tuple[tuple[str, str, type[Any]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", AsyncSqlAlchemy),
     ("sqlalchemy.ext.asyncio", "AsyncConnection", AsyncSqlAlchemy),

@@ -46,8 +46,8 @@ PLUGINS = (
 heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: The peak memory of these decoders. They report a lack of memory as damage of the picture. So `Picture` first tries to
-#: allocate as much memory itself.
+#: Content type -> the peak memory of its decoder. These decoders report a lack of memory as damage of the picture. So
+#: `Picture` first allocates as much memory itself, and MemoryError is raised if there is too little.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
@@ -72,8 +72,8 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check; None: compare with no header. The picture is refused if the decoder
-        finds more frames or a larger size than the header has. The size is compared again when a later frame is read.
+        `header`: the result of the header check. The picture is refused if the decoder finds more frames or a larger
+        size than the header has. None: nothing is compared. The size is compared again when a later frame is read.
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():
@@ -81,7 +81,8 @@ class Picture:
                 _check_memory(header.pixels * _PEAK_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
             self.size: Size = self._image.size
-            # An APNG may begin with a picture for viewers without animation. It is not a frame of the animation.
+            # An APNG may begin with a picture for viewers without animation. This picture is not a frame of the
+            # animation.
             self._skipped_frames = int(bool(getattr(self._image, "default_image", False)))
             self.frames = self._count_frames(content_type, header)
         self._is_gif = content_type == "image/gif"
@@ -92,7 +93,7 @@ class Picture:
 
     def _count_frames(self, content_type: str, header: Header | None) -> int:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
-            return 1  # only the first picture counts; counting might never end, as pages may refer to each other
+            return 1  # only the first picture is read; to count TIFF pages might never end, as pages may form a circle
         if content_type == "image/gif" and header is not None:
             return header.frames
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
@@ -142,7 +143,8 @@ class Picture:
         return drafted[1] if drafted else None
 
     def frame(self, index: int) -> tuple[Image.Image, int]:
-        """Frame `index` in a plain mode (8 bits a channel, no palette), and the milliseconds for which it is shown.
+        """Frame `index` in a plain mode (8 bits a channel, no palette), and the milliseconds for which the frame is
+        shown.
 
         Read frames in order, because some decoders start again to reach an earlier frame. Raises Permanent
         `corrupt_image`.
@@ -159,7 +161,9 @@ class Picture:
 
 
 def _check_memory(size: int) -> None:
-    """Raises MemoryError if `size` bytes cannot be allocated. Zeroes that nobody touches cost no real memory."""
+    """Raises MemoryError if `size` bytes cannot be allocated. The kernel gives real memory only to bytes that somebody
+    writes or reads, so the zeroes cost none.
+    """
     bytes(size)
 
 

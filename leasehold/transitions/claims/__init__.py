@@ -1,4 +1,5 @@
-"""Claims take leases and keep them: `claim` (by_hint), `poll` (by_poll), `renew` and `to_cancel` (renewals).
+"""The statements about leases of workers. `claim` (by_hint.py) and `poll` (by_poll.py) take leases, and `renew`
+(renewals.py) keeps them. `to_cancel` (renewals.py) finds the leased tasks whose worker must stop.
 
 Lock order, here and in every transition: job rows by ascending id, then task rows. A task's status changes only under
 its job's lock, so no transition locks in the opposite order.

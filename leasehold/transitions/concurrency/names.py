@@ -1,4 +1,4 @@
-"""The names of concurrency limits in code and in keys, and the names of the duties that admit jobs."""
+"""The names of concurrency limits, and the names of the duties that admit jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from leasehold.telemetry.duties import counted
 
-#: (tenant, key)
+#: The tenant of a limit, and the limit's key. A key is unique within a tenant.
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
 #: Some limits count each value of the payload separately. The key of such a limit ends with `=` and a digest of the
@@ -29,7 +29,7 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
 
 
 def without_value(key: str) -> str:
-    """The key as its limit was declared, for readers: without the digest of a value at its end. The rest of the key
-    has a pointer into the payload, which may contain `=`, too.
+    """The key as its limit was declared, to be shown to people. The digest of a value at the end of the key is left
+    out. An earlier `=` in the key stays, because it belongs to a pointer into the payload.
     """
     return _VALUE.sub("", key)

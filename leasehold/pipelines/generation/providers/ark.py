@@ -1,8 +1,8 @@
 """The provider Volcengine Ark, an outside service that makes videos as tasks, and returns images immediately.
 
 https://www.volcengine.com/docs/82379/1520757 (create a task), 1521309 (query), 1521720 (delete), 1541523 (images). Ark
-honours no idempotency token. A delete stops a queued task; a running task goes on. Links to videos expire after 24
-hours.
+honours no idempotency token, so a repeated order is a second order. A delete stops a task only while it is queued.
+Links to videos expire after 24 hours.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Ark:
         )
 
 
-# A status with which Ark ends a task without a file -> the platform's error code.
+# The status of an Ark task that has ended without a file -> the platform's error code.
 _CODES = {"failed": "provider_failed", "cancelled": "provider_cancelled", "expired": "provider_expired"}
 
 
