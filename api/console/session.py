@@ -1,9 +1,9 @@
 """Sessions of the console. A signed cookie names an API key or a person, and every form contains a token of the
 session.
 
-The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
-random number. It contains no secret. If a person changes to another tenant, the new session keeps the time of the
-sign-in.
+The cookie has the key's public prefix or the person's id, the time of the sign-in, the time at which the last page was
+opened, and a random number. It contains no secret. If a person changes to another tenant, the new session keeps the
+time of the sign-in.
 
 A session ends in each of these cases:
 - Its key has expired, or was revoked.
@@ -38,11 +38,11 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie only if this many seconds have passed since the last renewal.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and a generation. The person's generation is a number that grows
-#: when all sessions of the person end. They end if an admin ends them or disables the person, or if the person loses
-#: access to the tenant.
+#: The owner of a person's session: the person's id, and a generation. The generation is a number of the person. It
+#: grows when an admin ends the person's sessions or disables the person, and when the person loses access to the
+#: tenant. Then all sessions with an earlier generation end.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
-#: The cookie: owner, `began`, `seen` and nonce of the Session, and the signature, joined by dots.
+#: The cookie: `owner`, `began`, `seen` and `nonce` of the Session, and a signature, joined by dots.
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
 )
@@ -80,7 +80,9 @@ class Viewer:
 
 
 class SignedIn(Require):
-    """Like Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
+    """Does the same as Require, but the session names the caller. Without a scope, it accepts everybody who is signed
+    in.
+    """
 
     #: A browser without a session is not counted as a refusal for the audit, because it gets the sign-in page.
     counts_strangers = False
@@ -128,8 +130,8 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
 def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
-    """Begin a session: the response sets its cookie. `began`: the time of the sign-in, if the person signed in earlier;
-    None: now. Raises Unavailable if there are no sealing keys, which sign the cookie.
+    """Begin a session, by a response that sets the session's cookie. `began`: the time of the sign-in, if the person
+    signed in earlier; None: now. Raises Unavailable without sealing keys, because they sign the cookie.
     """
     now = int(time())
     session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))
@@ -185,8 +187,8 @@ def _form_token(settings: Settings, session: Session) -> str:
 
 
 def check_form(request: Request, token: str) -> None:
-    """Raises Forbidden `form_expired` if the form was made for another session, and `foreign_form` if another site sent
-    it.
+    """Raises Forbidden `form_expired` if the form was made for another session, and Forbidden `foreign_form` if another
+    site has sent the form.
     """
     check_origin(request)
     if not hmac.compare_digest(token.encode(), viewer_of(request).form_token.encode()):

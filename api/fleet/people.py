@@ -2,8 +2,8 @@
 end their sessions.
 
 Nobody can give a scope that they lack. So an admin who sets a role or enables a person must have every scope that the
-person then has. If no group gives the person access now, the change counts only from the person's next sign-in on. In
-this case the admin must have every scope that this sign-in may give.
+person then has. If no group gives the person access now, the change takes effect only at the person's next sign-in. In
+this case the admin must have every scope that the next sign-in may give.
 """
 
 from __future__ import annotations
@@ -131,13 +131,15 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
         people.refuse_own_person(caller.person_id, row)
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
         changed_row = await people.find(connection, person_id, tenant_of(caller))
-        if body.role is not None or body.disabled is False:  # a refusal rolls the change back
+        if body.role is not None or body.disabled is False:  # if this refuses, the transaction rolls the change back
             refuse_scopes_not_held(services, caller, _scopes_given_by(changed_row))
     return json_response(_json_of(changed_row))
 
 
 def _scopes_given_by(row: Row) -> Sequence[str]:
-    """The scopes that the person has or, if no group gives access now, that the person's next sign-in may give."""
+    """The scopes that the person has. If no group gives the person access now: the scopes that the next sign-in may
+    give.
+    """
     if row["scopes"]:
         return row["scopes"]  # type: ignore[no-any-return]
     return ANY_GROUP if row["set_role"] is None else [f"{ROLE_PREFIX}{row['set_role']}"]

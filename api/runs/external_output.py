@@ -1,5 +1,5 @@
 """POST /v1/external/tasks/{task_id}/logs and /stream: stores the log lines and chunks of an external worker with the
-run. Their bounds are the same as for attempts of the platform's own workers.
+run. The lines and chunks have the same bounds as those of the platform's own workers.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
 
 
 def _answer(stored_items: StoredItems | None) -> KeptItems:
-    """The answer. If `stored_items` is None, the step is past its time limit, or the lease has ended. Then raises
-    Conflict `lease_lost`.
+    """The answer of the endpoint. Raises Conflict `lease_lost` if `stored_items` is None, because then the step is past
+    its time limit, or the lease has ended.
     """
     if stored_items is None:
         raise lease_lost()

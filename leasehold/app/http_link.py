@@ -34,8 +34,9 @@ T = TypeVar("T")  # what a request of the client returns
 #: Seconds that a request to the object store may take.
 _STORE_SECONDS = 60.0
 _TOO_MANY = 429
-#: The most characters of an idempotency key.
+#: The most characters of an idempotency key that the API accepts.
 _MAX_KEY = 255
+#: The status of the API's answer -> the error to raise. Any other status raises RequestError.
 _ERRORS: Mapping[int, type[errors.RequestError]] = {
     401: errors.Unauthenticated,
     403: errors.Forbidden,
@@ -48,8 +49,8 @@ _ERRORS: Mapping[int, type[errors.RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """How an app reaches the API. If `url` or `key` is None, LEASEHOLD_URL or LEASEHOLD_API_KEY has the value.
-    `timeout`: for how many seconds a request is repeated while the API does not answer, or answers that it is
+    """How an app reaches the API. If `url` is None, LEASEHOLD_URL has the value; if `key` is None, LEASEHOLD_API_KEY
+    has it. `timeout`: for how many seconds a request is repeated while the API does not answer, or answers that it is
     overloaded.
     """
 
@@ -59,7 +60,8 @@ class ApiAccess:
 
 
 class HttpLink:
-    """A `Link` over the API. The key's tenant owns the runs, and the key's rate limits and quotas apply to them.
+    """A `Link` over the API. The tenant of the API key owns the runs, and the rate limits and quotas of the API key
+    apply to them.
 
     Each method raises Unavailable when the API does not answer in time, and a RequestError when the API refuses.
     """
@@ -210,8 +212,9 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 
 
 def _idempotency_key(task: str, key: str) -> str:
-    """The key with the task's name before it, as in the database, because another task may have the same key. A hash
-    replaces a key that is too long for the API, and a key that ends with a space, because HTTP removes the space.
+    """The caller's key with the task's name before it, because another task may have the same key. DatabaseLink does
+    the same. A hash replaces a key that is too long for the API, and a key that ends with a space, because HTTP removes
+    the space.
     """
     full_key = f"{task}:{key}"
     if len(full_key) <= _MAX_KEY and not key.endswith(" "):

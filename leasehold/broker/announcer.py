@@ -1,7 +1,7 @@
 """The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. Hints are
 messages that tell workers of due tasks. Each API process, each worker and each program that writes runs into the
-database has an announcer. If it fails, its hints stay in the outbox, the table of hints that the broker has not
-confirmed. The relay, a loop of each worker, publishes them from there.
+database has an announcer. If an announcer fails, its hints stay in the outbox, the table of hints that the broker has
+not confirmed. From there the relay, a loop of each worker, publishes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leasehold.telemetry import outages, traces
 
 log = structlog.get_logger(__name__)
 
-#: The most hints that wait in memory while the broker is slow. The relay sends further hints from the outbox.
+#: The most hints that wait in memory while the broker is slow. If there are more, the relay sends them from the outbox.
 _MAX_WAITING = 10_000
 #: The most hints that are published at once.
 _BATCH = 256
@@ -43,8 +43,8 @@ async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[An
 
 
 class WaitingAnnouncements:
-    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns, so that a
-    flood of one tenant delays no other.
+    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns, so that
+    many hints of one tenant delay no other tenant.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class WaitingAnnouncements:
 
 
 def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    """Returns a function for `Announcer(on_connection=...)`. That function gets a coroutine function, and calls it with
+    """Makes the value of `on_connection` for an Announcer: a function that gets a coroutine function, and calls it with
     a connection of the pool.
     """
 
@@ -105,8 +105,8 @@ class Announcer:
     """Publishes the hints that `announce` gets, in batches. A hint that cannot be published stays in the outbox, for
     the relay.
 
-    `on_connection`: gets a coroutine function, and runs it with a database connection. The owner of the announcer
-    chooses the connection.
+    `on_connection`: a function that gets a coroutine function, and calls it with a database connection. So the owner of
+    the announcer chooses the connection.
     """
 
     def __init__(

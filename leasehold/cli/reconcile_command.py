@@ -1,5 +1,5 @@
 """Runs the comparison of reconcile.py for `leasehold doctor --reconcile`. With `--apply`, the command first prints what
-it will delete, and then how much it has deleted.
+it will delete, and then how much it has deleted. With `--apply --json`, it prints only the result.
 """
 
 from __future__ import annotations

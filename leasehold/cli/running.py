@@ -57,7 +57,7 @@ def join_dev() -> None:
     kept = as_variables(dict.fromkeys(set_by_user - servers_of_database("").keys(), ""))
     taken = {name: value for name, value in variables.items() if name not in kept}
     for name in taken:
-        os.environ.pop(f"{name}_FILE", None)  # such as the user's file for a direct URL or a standby
+        os.environ.pop(f"{name}_FILE", None)  # the variable that names a file with another value
     os.environ.update(taken)
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
@@ -100,7 +100,9 @@ def failure_printed(sentence: str, status: int = FAILED) -> typer.Exit:
 
 
 def command_actor() -> Actor:
-    """The actor in the audit of a command that works directly in the database: the user of the machine."""
+    """The actor that the audit names for a command that works directly in the database. This is the user of the
+    machine.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
@@ -126,7 +128,7 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
 
 def _sentence_of(error: BaseException) -> str:
     """The error as text. For a group: the texts of its errors, because the group's own text only counts them. The text
-    of a failed connection gets a prefix, because Python's text does not name what was refused.
+    of a failed connection gets a prefix, because Python's text does not mention the server.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))

@@ -62,9 +62,7 @@ class Waiting:
         return pause if self._deadline is None else min(pause, self._deadline - now)
 
     def after_error(self, error: Unavailable) -> NoReturn:
-        """Raises `error`. But if the caller waits for less time than the client's `timeout`, raises TimeoutError
-        instead.
-        """
+        """Raises `error`. Exception: raises TimeoutError if the caller's time ended before the client's `timeout`."""
         if self._left is None or self._left >= self._client_timeout:
             raise error
         raise TimeoutError(

@@ -1,7 +1,7 @@
-"""The ids that programs of Celery give to runs (`task_id`): any texts.
+"""The ids (`task_id`) that programs written for Celery give to runs. Any text may be such a Celery id.
 
-The id of a new run must be a recent UUIDv7 (ids.py). If a Celery id is one, it becomes the run's id. Otherwise the
-platform makes the run's id, as for any run, and the run gets the Celery id as a tag (`TAG`).
+The id of a new run must be a recent UUIDv7 (ids.py). If a Celery id is a recent UUIDv7, it becomes the run's id.
+Otherwise the platform makes the run's id, as for any run, and the run gets the Celery id as a tag (`TAG`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from leasehold.domain.ids import id_of, is_recent
 from leasehold.domain.storable import storable_text
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, RESERVED
 
-#: The name of the tag.
+#: The name of the tag that has the Celery id of a run.
 TAG = RESERVED
-#: The member of a run's parameters from which its task takes the Celery id.
+#: The member of a run's parameters in which its task finds the Celery id.
 _PARAMETER = "task_id"
 
 
@@ -42,15 +42,15 @@ def uuid_of(value: object) -> UUID | None:
 
 
 def run_id_in(celery_id: str) -> UUID | None:
-    """The Celery id as the id of a new run; None if the run needs an id of its own."""
+    """The Celery id as the id of a new run. None: the Celery id cannot be a run's id, so the platform makes one."""
     own_id = uuid_of(celery_id)
     return own_id if own_id is not None and is_recent(own_id) else None
 
 
 def without_celery_id(params: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parameters and the tags of a run without its Celery id, for a second run with the same payload. The reason:
-    the Celery id must still mean the first run. The parameter `task_id` is left out only if it is the Celery id,
-    because a task may have a parameter of its own with this name.
+    """The parameters and the tags of a run, but without its Celery id. A second run with the same payload gets them,
+    because the Celery id must still mean the first run. The parameter `task_id` is left out only if it is the Celery
+    id, because a task may have a parameter of its own with this name.
     """
     celery_id = tags.get(TAG)
     has_it = celery_id is not None and params.get(_PARAMETER) == celery_id

@@ -70,7 +70,7 @@ class EmbeddedStack:
             opening.push_async_callback(self._stop_all)
             self._make_servers()
             await self._start_all()
-            self._cleanup = opening.pop_all()  # from now on `__aexit__` stops the servers; this block does not
+            self._cleanup = opening.pop_all()  # from now on `__aexit__` stops the servers, and this block does not
         return self
 
     async def __aexit__(
@@ -100,8 +100,8 @@ class EmbeddedStack:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _stop_all(self) -> None:
-        # An orderly stop of RabbitMQ takes 6 s, so it is killed if its data is deleted anyway. An orderly stop of
-        # PostgreSQL takes 30 ms, and frees its shared memory.
+        # An orderly stop of RabbitMQ takes 6 s. So RabbitMQ is killed instead if its data is deleted anyway. An orderly
+        # stop of PostgreSQL takes 30 ms, and frees its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
                 await server.kill()

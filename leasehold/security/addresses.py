@@ -3,8 +3,8 @@ all other addresses.
 
 The tables are written out, because Python's own tables differ between its versions. Source: IANA IPv4 and IPv6
 Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025. A special-purpose range is
-refused even if the registry calls it globally reachable. Such a range has the anycast addresses of a protocol (AS112,
-AMT, PCP, TURN), which receive no webhooks and serve no files.
+refused even if the registry calls it globally reachable. This excludes nothing useful: such a range has the anycast
+addresses of a protocol (AS112, AMT, PCP, TURN), which receive no webhooks and serve no files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CLOUDS_V4 = tuple(
     )
 )
 
-#: All addresses assigned for unicast. Outside of this range are loopback, unique local (fd00:ec2::254 of AWS,
+#: All IPv6 addresses assigned for unicast. Outside of this range are loopback, unique local (fd00:ec2::254 of AWS,
 #: fd20:ce::254 of Google Cloud), link-local, site-local, multicast, mapped, discard-only, SRv6 and unassigned
 #: addresses.
 _UNICAST_V6 = IPv6Network("2000::/3")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Parts are held in memory, so this is the smallest size that S3 allows. With at most 10,000 parts, an object has at
-#: most 52 GB.
+#: The size of a part. Parts are held in memory, so this is the smallest size that S3 allows. S3 allows 10,000 parts, so
+#: an object has at most 52 GB.
 PART_BYTES = 5 * 1024 * 1024
 #: The metadata field with the id of the Upload that wrote the object.
 _WRITER_FIELD = "upload"
@@ -66,7 +66,7 @@ class Upload:
         self._attributes = attributes | {"Metadata": metadata}  # the content type and the metadata
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
         self._timeout_for = timeout_for
-        self._upload_id: str | None = None
+        self._upload_id: str | None = None  # of the multipart upload; None: the object is still smaller than a part
         self._part = bytearray()
         self._parts: list[CompletedPartTypeDef] = []
         self._sending: asyncio.Task[None] | None = None
@@ -92,7 +92,7 @@ class Upload:
             await self._start_part()
 
     async def finish(self) -> Written:
-        """Store the written bytes. A small object is stored in one request."""
+        """Store the written bytes as the object. An object that is smaller than a part is stored in one request."""
         if self._upload_id is None:
             body = self._take_part()
             self._digest.update(body)
@@ -152,7 +152,9 @@ class Upload:
                 )
 
     async def _is_stored(self) -> bool:
-        """Whether this upload wrote the object at the key. If the store keeps no metadata, the answer is False."""
+        """Whether this upload wrote the object that the key has now. If the store keeps no metadata, the result is
+        False.
+        """
         try:
             with request("head", self.key):
                 async with self._timeout_for(0):

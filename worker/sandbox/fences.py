@@ -8,11 +8,13 @@ forks a child for each run), the child and the worker set them up, in this order
    child cannot loosen these limits.
 4. Before the child reads a client's bytes, it adds a second Landlock layer that grants only the files of its own run.
 
-If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
-home. Without capabilities, root is an ordinary user, who owns root's files. Landlock denies those files.
+If root starts the worker, the zygote stays root, because as the user `nobody` it could not read a Python that is
+installed in a private home. This is safe: without capabilities, root is an ordinary user, who owns root's files, and
+Landlock denies those files.
 
 A child cannot start processes, because the filter of system calls denies this. RLIMIT_NPROC is only a second guard,
-against too many threads. It is weak: the kernel counts the threads of the whole user, and the limit does not bind root.
+against too many threads. It is weak, because the kernel counts the threads of the whole user, and the limit does not
+bind root.
 """
 
 from __future__ import annotations
@@ -99,8 +101,8 @@ def limit(pid: int, limits: Limits) -> None:
 
 
 def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
-    """Set one limit of the process, but never above the hard limit that it has already. `hard`: None for the same as
-    `soft`.
+    """Set one limit of the process, but never above the hard limit that it has already. If `hard` is None, it is the
+    same as `soft`.
     """
     ceiling = resource.prlimit(pid, kind)[1]
     hard = soft if hard is None else hard
@@ -110,7 +112,9 @@ def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when the thread that started it ends. Exits now if `parent` has ended."""
+    """Make the kernel kill this process when the thread that started it ends. If `parent` has ended already, this
+    process exits immediately.
+    """
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -122,7 +126,7 @@ def close_descriptors(channel: int) -> None:
     """
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
         if fd not in {0, 1, 2, channel}:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            with contextlib.suppress(OSError):  # the descriptor by which `listdir` read the folder is closed already
                 os.close(fd)
 
 
@@ -196,7 +200,7 @@ class Fences:
 
 
 def common(isolations: Collection[str]) -> str:
-    """The name, in the form of Fences.isolation, of the mechanisms that all `isolations` contain."""
+    """The mechanisms that all `isolations` contain, as a name in the form of Fences.isolation."""
     held = [isolation.split("+") for isolation in isolations]
     return _name_of([mechanism for mechanism in _MECHANISMS if all(mechanism in mechanisms for mechanisms in held)])
 
@@ -233,7 +237,7 @@ def importable(packages: set[str]) -> list[Path]:
 
 def _installed_in(entries: Iterable[Path]) -> set[str]:
     """The folders that pip has installed beside these `*.dist-info` folders. A namespace package, such as `google`, has
-    no `__init__.py`. So only the lists of installed files show that it is no folder of the user.
+    no `__init__.py`. So only pip's lists of installed files (RECORD) show that it is not a folder of the user.
     """
     names: set[str] = set()
     for entry in entries:
@@ -241,7 +245,7 @@ def _installed_in(entries: Iterable[Path]) -> set[str]:
             with contextlib.suppress(OSError):  # the distribution has no list, or this user may not read the list
                 files = (entry / "RECORD").read_text(errors="replace").splitlines()
                 names |= {file.partition("/")[0] for file in files if "/" in file}
-    return names - {"..", ""}  # `../../bin/...`: a program. `/...`: a file at an absolute path
+    return names - {"..", ""}  # not from paths as `../../bin/...` (a program) or `/...` (an absolute path)
 
 
 def _is_code(entry: Path, packages: set[str]) -> bool:

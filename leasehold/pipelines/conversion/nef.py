@@ -1,4 +1,5 @@
-"""The file format (LHNEF) of models that the open toolchain packages: one manifest and its parts, optionally signed.
+"""The file format (LHNEF) of models that the open toolchain packages. A file has one manifest and its parts, and may be
+signed.
 
     8 bytes   magic, "LHNEF" 0 0 2
     8 bytes   length of the manifest, big-endian
@@ -9,8 +10,8 @@
     parts     one after another, in the order of the manifest
 
 The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part, so a reader
-notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest
-with these sha256, so it covers the parts, too.
+notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest,
+which has the sha256 of each part, so it protects the parts, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Container:
     signed_by: bytes | None  # the public key of the valid signature, if there is one
 
     def part(self, name: str) -> bytes:
-        """The bytes of the part. Raises KeyError for an unknown name, BadContainer if the part is damaged."""
+        """The bytes of the part. Raises KeyError for an unknown name, and BadContainer if the part is damaged."""
         position = self.start
         for part in self.manifest["parts"]:
             if part["name"] == name:
@@ -90,7 +91,7 @@ def is_container(path: Path) -> bool:
 
 
 def sign(path: Path, key: Ed25519PrivateKey) -> None:
-    """Sign the container in place. The same key gives the same bytes. Raises BadContainer."""
+    """Sign the container in place. A second call with the same key gives the same bytes. Raises BadContainer."""
     with path.open("r+b") as file:
         head, manifest_bytes = _read_head(file)
         public_key = key.public_key().public_bytes_raw()
@@ -102,8 +103,8 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
     """Open a container. Check its manifest, its length and, if it is signed, its signature.
 
-    `trusted`: raw public keys; one of them must have signed the container. None: the container may be unsigned, or
-    have the valid signature of any key. Raises BadContainer.
+    `trusted`: raw public keys. One of these keys must have signed the container. With None, the container may be
+    unsigned, or have the valid signature of any key. Raises BadContainer.
     """
     with path.open("rb") as file:
         head, manifest_bytes = _read_head(file)

@@ -1,5 +1,5 @@
-"""`snooze`: a step snoozes, because its code asked to, or because its worker lacks the code. The lease ends, and the
-task is due again after a delay.
+"""`snooze`: a step snoozes, because its code asked for it, or because its worker lacks the code. The lease ends, and
+the task is due again after a delay.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds. $5 notes ('null' keeps the existing note). $6 outputs. $7 the handlers that the worker lacks
-# (NULL: it lacks none). $8 whether the code of the step asked to snooze.
+# $1 to $3: the owners, the task ids and the epochs of the leases. $4: the delays in seconds. $5: the notes ('null'
+# keeps the existing note). $6: the outputs. $7: for each task, the handler that the worker lacks (NULL: the worker has
+# the code). $8: for each task, whether the code of the step asked to snooze.
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
 # that is being cancelled ends when its `leased` count is 0. A workflow of such a job must run again to see the cancel.
@@ -67,11 +68,11 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 
 
 async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept. If the
+    """running -> waiting. The lease ends, the attempt does not count, and the note and the outputs are kept. If the
     step's code asked to snooze, the step's earlier losses (attempts whose worker was lost) no longer count.
 
-    In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
-    of such a job gets the verdict LOST and does not change. The same holds for a lease that is not valid any more.
+    In a job that is being cancelled, only a workflow can snooze, because its code must still see the cancel. Any other
+    step of such a job gets the verdict LOST and does not change. The same holds for a lease that is not valid any more.
     """
     return await settle_twice(partial(_snooze, connection), snoozings, attrgetter("lease"))
 

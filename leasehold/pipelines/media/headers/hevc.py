@@ -16,7 +16,7 @@ MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
 # Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33  # the kind of the units that have the size of pictures
-_FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices
+_FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices (parts of a picture)
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
 _CHROMA_444 = 3  # the format 4:4:4 has one more bit, which says whether its planes are coded separately
 _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes, because the sub-layers before it take at most 80
@@ -44,8 +44,8 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
 def coded_sizes(data: bytes, length_size: int) -> list[Size]:
     """The sizes in the parameter sets inside a coded picture. A decoder uses these sizes, too.
 
-    Raises Permanent `corrupt_image`, also if `data` has several pictures. Each picture may have few bytes, but a
-    decoder needs time for its whole area.
+    Raises Permanent `corrupt_image`, also if `data` has several pictures. The reason: each picture may have few bytes,
+    but a decoder needs the time for its whole area.
     """
     pictures, sizes = 0, []
     for unit in _units(data, length_size):
