@@ -1,1 +1,1 @@
-"""Who calls, from where, and what the caller may do."""
+"""Finds out who calls the API, from which address, and what the caller may do."""

@@ -1,5 +1,5 @@
-"""The pages of dead letters: steps that failed for good, grouped by the fingerprint of their cause. A person retries a
-step, a whole group, or one job of a group as a trial (canary).
+"""The pages of dead letters: steps that failed for good, grouped by the fingerprint of their cause. A person can retry
+a step, a whole group, or one job of a group as a trial (canary).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
 #: A page shows at most _MAX_SHOWN groups, or dead letters of one group. Only the latest _MAX_GROUPED dead letters are
-#: grouped. Both numbers are small, because an open page is refreshed again and again.
+#: grouped. Both numbers are small, because a browser loads the page of groups again every few seconds.
 _MAX_SHOWN, _MAX_GROUPED = 50, 1000
 #: One press of the button retries at most this many dead letters of a group.
 _MAX_RETRIED = 1000

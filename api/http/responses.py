@@ -1,5 +1,5 @@
-"""What endpoints do after their commit. They publish hints (messages to workers about new tasks), admit jobs that wait
-at concurrency limits, and encode the answer.
+"""Functions for endpoints to call after their commit. They publish hints (messages to workers about new tasks), admit
+jobs that wait at concurrency limits, and encode the answer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ async def publish_and_admit(
 ) -> None:
     """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
-    `departed`: the jobs that the commit may have taken out of these limits. During an outage this raises nothing,
-    because the request is committed, and the workers admit the jobs later.
+    `departed`: the jobs that the commit may have taken out of these limits. During an outage this function raises
+    nothing, because the request is committed, and the workers publish the hints and admit the jobs later.
     """
     services.announcer.announce(hints)
     if limits:

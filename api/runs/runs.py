@@ -129,8 +129,8 @@ async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> R
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
-    """The run, for the functions that act on jobs of all kinds. Raises NotFound `run_not_found`, also for a job of
-    another kind (media, conversion).
+    """The run with its kind, for the functions that act on jobs of all kinds. Raises NotFound `run_not_found`, also for
+    a job of another kind (media, conversion).
     """
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
@@ -138,7 +138,7 @@ async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAcc
 
 
 def _existing_row(row: Row | None, run_id: UUID) -> Row:
-    """The row, after the run's id was added to the log context. Raises NotFound if there is no row."""
+    """Add the run's id to the log context, and return the row. Raises NotFound if there is no row."""
     if row is None:
         raise NotFound("run_not_found", "There is no such run.")
     structlog.contextvars.bind_contextvars(job_id=str(run_id))

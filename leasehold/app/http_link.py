@@ -212,9 +212,9 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 
 
 def _idempotency_key(task: str, key: str) -> str:
-    """The caller's key with the task's name before it, because another task may have the same key. DatabaseLink does
-    the same. A hash replaces a key that is too long for the API, and a key that ends with a space, because HTTP removes
-    the space.
+    """The caller's key with the task's name before it, because another task may have the same key. (DatabaseLink also
+    puts the task's name before the key.) A hash replaces a key that is too long for the API, and a key that ends with a
+    space, because HTTP removes the space.
     """
     full_key = f"{task}:{key}"
     if len(full_key) <= _MAX_KEY and not key.endswith(" "):

@@ -1,7 +1,8 @@
 """The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, the number
 of its call, a length and a body.
 
-processes.py sends and reads frames in the worker. In the process, process_child.py uses `send` and `receive`.
+In the worker, processes.py sends and reads frames. In the process of the task, process_child.py uses `send` and
+`receive`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ NO_CALL = 0
 
 
 class Kind(IntEnum):
-    """The kinds of frames. The worker sends CALL, and the process sends all others. BEGUN is the first frame of a call.
-    After it the user's code runs. The body of EMIT is a chunk of the job's stream. The body of DONE is the JSON of the
-    result.
+    """The kinds of frames. The worker sends CALL, and the process sends all others. BEGUN is the first frame that the
+    process sends for a call. After BEGUN the user's code runs. The body of EMIT is a chunk of the job's stream. The
+    body of DONE is the JSON of the result.
     """
 
     CALL = 1
@@ -44,9 +45,9 @@ _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 
 class CallOfProcess(BaseModel):
-    """The call that the process runs. `module`, `task`: the names of the module and of its task. `result_limits`: the
-    process sends no result that exceeds these limits. `directory`: the attempt's directory. The worker deletes it, even
-    if the process was killed.
+    """The body of a CALL: what the process runs. `module`, `task`: the names of the module and of the task in it.
+    `result_limits`: the process sends no result that exceeds these limits. `directory`: the attempt's directory. The
+    worker deletes this directory, even if the process was killed.
     """
 
     module: str
@@ -89,8 +90,8 @@ def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> N
 
 
 def receive(channel: socket.socket) -> tuple[int, bytes] | None:
-    """Read the number and the body of the next call. Blocks until it has arrived. None if the worker has closed the
-    channel.
+    """Read the number and the body of the next call. Blocks until the call has arrived. Returns None if the worker has
+    closed the channel.
     """
     head = _read_exactly(channel, HEAD.size)
     if head is None:

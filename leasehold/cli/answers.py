@@ -1,4 +1,4 @@
-"""What the commands that call the API share: their client, their options, and functions that print answers."""
+"""What all commands that call the API use: a client of the API, their options, and functions that print answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-#: The id that messages show as an example.
+#: The id that error messages show as an example.
 _EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 
 
@@ -49,8 +49,8 @@ def api_client() -> Iterator[ApiClient]:
 
 
 def api_and_key() -> tuple[str, str]:
-    """The URL of the API that `api_client` calls, and the key. Without a key, the command prints an error and ends.
-    Raises ClientError for an address that is no URL.
+    """The URL of the API that `api_client` calls, and the API key. Without a key, the command prints an error and ends.
+    Raises ClientError if LEASEHOLD_URL is no URL.
     """
     from_environment = {
         name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)

@@ -57,7 +57,7 @@ def join_dev() -> None:
     kept = as_variables(dict.fromkeys(set_by_user - servers_of_database("").keys(), ""))
     taken = {name: value for name, value in variables.items() if name not in kept}
     for name in taken:
-        os.environ.pop(f"{name}_FILE", None)  # the variable that names a file with another value
+        os.environ.pop(f"{name}_FILE", None)  # a setting must not have both a value and a file
     os.environ.update(taken)
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 

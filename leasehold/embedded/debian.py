@@ -16,13 +16,13 @@ from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0  # the longest time that one call of apt-get or dpkg-deb may take
 MESSAGE_LINES = 5  # how many of the last lines of a failed program's output the error shows
-#: Matches each line of a simulated installation that names a package to install. The group is the package.
+#: Matches each line of a simulated `apt-get install` that names a package to install. The group is the package's name.
 _PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 
 async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
-    """Download the packages `names` and unpack them into `target`. The system itself does not change. `with_missing`:
-    also download and unpack the dependencies that the system lacks.
+    """Download the packages `names` and unpack them into `target`. Nothing is installed in the system itself.
+    `with_missing`: also download and unpack the dependencies that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.

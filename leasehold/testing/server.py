@@ -20,16 +20,16 @@ from leasehold.settings import MIB, Settings
 
 #: The environment variable with the URL of a PostgreSQL that runs already. The URL's user may create databases.
 VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
-#: The database lies in memory, because PostgreSQL copies it in 12 ms there, and in 70 ms on a disk. If less than
-#: _MEMORY_BYTES are free there, the database lies on the disk. A container has 64 MiB there by default, which is too
-#: little even for an empty PostgreSQL.
+#: PostgreSQL's data lies in this folder, which is in memory, because a copy of a database takes 12 ms there, and 70 ms
+#: on a disk. If less than _MEMORY_BYTES are free in this folder, the data lies on the disk. (In a container the folder
+#: has 64 MiB by default, too little even for an empty PostgreSQL.)
 _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a new folder there, for its user alone
 _MEMORY_BYTES = 512 * MIB
 
 
 class TestServer:
-    """`with TestServer() as server`. `portal` has a thread with an event loop, which runs the server's coroutines. So
-    tests need no event loop.
+    """Use it as `with TestServer() as server`. `portal` has a thread with an event loop, which runs the coroutines of
+    this class. So tests need no event loop.
     """
 
     __test__ = False  # otherwise pytest would collect the class as a test
@@ -58,7 +58,7 @@ class TestServer:
         self._stack.close()
 
     def database(self) -> str:
-        """The URL of a database of the test's own: migrated, and empty."""
+        """Make a database for one test, migrated and empty. Returns its URL."""
         if self._template is None:
             template = self._create(None)
             self.portal.call(migrate(template))
@@ -83,7 +83,7 @@ class TestServer:
 
 
 def _memory() -> Path | None:
-    """A folder in memory, if it has enough room and the user names no folder ($LEASEHOLD_TMP)."""
+    """The folder in memory. None: it has too little room, or the user has named another folder ($LEASEHOLD_TMP)."""
     if "LEASEHOLD_TMP" in os.environ or not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
         return None
     return _MEMORY if shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES else None

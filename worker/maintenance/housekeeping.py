@@ -1,9 +1,9 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. A turn handles a batch of units, and asks the store about several
-of them at once. If the store refuses to delete a unit's objects, the duty sets the unit aside (table `quarantine`),
-tries it again later, and goes on with the other units. No turn holds a database connection while it waits for the
-store.
+A unit is a job, an upload, or a row of another kind. A turn handles a batch of units, and deletes the objects of
+several units at the same time. If the store refuses to delete a unit's objects, the duty sets the unit aside (table
+`quarantine`) and goes on with the other units. It tries the unit again later. No turn holds a database connection while
+it waits for the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEXT_BATCH_SECONDS = 0.1
 #: expire in a second.
 _BATCH = 100
 #: After this many full batches of jobs, retention begins again with the jobs that expired first. Some of them had to
-#: stay before, and may be deleted now.
+#: stay at the earlier turns, but may be deleted now.
 _BATCHES_IN_A_PASS = 100
 #: The objects of this many units of a batch are deleted at once. The process has 50 connections to the store, which the
 #: worker's attempts use, too.
@@ -78,8 +78,8 @@ class Housekeeping:
         return turns
 
     def _turn_of(self, duty: Tidying | Forgetting[Any] | Turn) -> Callable[[], Awaitable[float | None]]:
-        """The turn of a duty. A Tidying runs a statement. A Forgetting finds units, and deletes their objects and rows.
-        A Turn is a function of the kind.
+        """The turn of a duty. A Tidying is a statement. A Forgetting finds units, and deletes their objects and rows. A
+        Turn is any other function.
         """
         if isinstance(duty, Turn):
             return duty.turn
@@ -130,9 +130,9 @@ class Housekeeping:
             hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
-        # Many jobs that must stay may have expired before the others. Not every turn should read them again. So a turn
-        # after a full batch begins where that batch ended. After a batch that is not full, and after each
-        # `_BATCHES_IN_A_PASS` full batches, the next turn reads all expired jobs again.
+        # Some expired jobs must stay (see `forgettable_jobs`). They may be many, and not every turn should pass over
+        # them again. So a turn after a full batch begins where that batch ended. After a batch that is not full, and
+        # after each `_BATCHES_IN_A_PASS` full batches, the next turn reads all expired jobs again.
         since, self._expired_since = self._expired_since, None
         units = await self._read(partial(sweeps.forgettable_jobs, since=since, limit=_BATCH))
         pause = await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
@@ -176,8 +176,8 @@ class Housekeeping:
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
         """Call `delete` for each unit, for _UNITS_AT_ONCE units at the same time. Stop if the store or the database is
-        away. Returns the deleted units; the units at fault, with their errors; and the error of the server that is
-        away, or None.
+        away. Returns three values: the units whose objects are deleted; the units at fault, each with its error; and
+        the error of the server that is away, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
@@ -188,7 +188,7 @@ class Housekeeping:
             for unit in waiting:
                 try:
                     await delete(unit)
-                except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
+                except Exception as error:  # noqa: BLE001 - any error sets the unit aside, unless a server is away
                     if (outage := await self._outage_of(error)) is not None:
                         outages.append(outage)
                     else:
@@ -202,17 +202,18 @@ class Housekeeping:
         return deleted, refused, outages[0] if outages else None
 
     async def _outage_of(self, error: Exception) -> Exception | None:
-        """The error of the server that is away, if the error of a unit's `delete` means that. None: the unit is at
-        fault.
+        """Decides what the error of a unit's `delete` means. If the store or the database does not answer, returns the
+        error of that server. None: the unit is at fault.
         """
         if isinstance(error, StoreUnavailable):
             return await self._probe_store()
         return error if await self._is_outage(error) else None
 
     async def _is_outage(self, error: Exception) -> bool:
-        """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
-        OSError may also come from the code of a kind of work, and a timeout may come from a slow statement for this
-        unit. So after such an error this method sends a query. If the query gets no answer, the database is away.
+        """Whether the error of a unit's `delete` means that the database does not answer, or could not do the work now.
+        But an OSError may also come from the code of a kind of work, and a timeout may come from a slow statement for
+        this unit. So after an OSError or a timeout, this method sends a query. If the query gets no answer, the result
+        is True.
         """
         if not may_try_again(error):
             return False
@@ -244,7 +245,7 @@ class Housekeeping:
         key: Callable[[_Unit], object],
         forget: Callable[[Connection, Sequence[_Unit]], Awaitable[None]],
     ) -> None:
-        """Forget the rows of the `deleted` units, and set the `refused` units aside."""
+        """Call `forget` for the rows of the `deleted` units, and set the `refused` units aside."""
         async with self._connections() as connection:
 
             async def forget_batch(units: Sequence[_Unit]) -> Sequence[None]:

@@ -15,8 +15,8 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: _MOST_SECONDS: the longest `seconds` of a `Patience`. _FORGOTTEN_SECONDS: after this time without a loss, `seconds`
-#: has its first value again. A loss is a connection or a channel that was given up and replaced.
+#: The longest `seconds` of a `Patience`, unless its first value is longer. And the time without a loss after which
+#: `seconds` has its first value again. A loss is a connection or a channel that was given up and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
@@ -54,7 +54,8 @@ async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) 
         while True:
             half_seconds = patience.seconds / 2
             await asyncio.sleep(max(half_seconds - wire.silence, half_seconds / 10))
-            # Do not probe during an alarm, because the node then reads nothing from a publisher that it has blocked.
+            # During an alarm, wait for its end before probing. A node with an alarm reads nothing from a publisher that
+            # it has blocked, so it would answer no probe.
             await connection.ready()
             if wire.silence >= half_seconds and not await _is_answered(probe, wire, half_seconds):
                 silence = wire.silence
@@ -70,14 +71,14 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     clock = asyncio.get_running_loop().time
     requested_at = clock()
     probe.request()
-    # Wait twice, because this process may be stopped (as by SIGSTOP) during one of the waits. Then all its connections
-    # look silent, and the interrupted wait ends as soon as the process goes on. The other wait leaves time to send the
-    # request and to read the answer.
+    # Wait twice, because this process may be stopped (as by SIGSTOP) during one of the waits. After such a stop all its
+    # connections look silent, and the interrupted wait ends immediately. The other wait leaves time to send the request
+    # and to read the answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
-        # Whether the last byte came after the request, or in the same tick of the clock (uvloop's clock has ticks of a
-        # millisecond). A byte of the same tick is an answer, too, because before the request the connection was silent
-        # for long.
+        # Is the last byte later than the request, or from the same tick of the clock? (uvloop's clock has ticks of a
+        # millisecond.) A byte of the same tick is an answer, too, because the connection had long been silent before
+        # the request.
         if wire.silence <= clock() - requested_at:
             return True
     return False

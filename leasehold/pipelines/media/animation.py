@@ -11,7 +11,7 @@ from PIL import Image
 #: The number of a frame -> the frame, and the milliseconds for which it is shown.
 Render = Callable[[int], tuple[Image.Image, int]]
 
-# The largest numbers that a WebP animation and its encoder allow. The original's format may allow larger numbers.
+# The largest numbers that a WebP animation and its encoder allow. The original picture may have larger numbers.
 _MAX_PLAYS = 2**16 - 1
 _LONGEST_FRAME_MS = 2**24 - 1
 _LONGEST_ANIMATION_MS = 2**31 - 1
@@ -24,9 +24,9 @@ class Animation(Image.Image):
     """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
     the animation is shown; 0: for ever. Plays and times are cut to what a WebP file can have.
 
-    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before
-    the list is complete. That is safe, because Pillow reads the entry of a frame only after it has called `seek` for
-    this frame. Then the entry exists.
+    When a frame is rendered for the first time, its milliseconds are added to `durations`. Pillow gets this list before
+    the list is complete. This is safe: Pillow reads the entry of a frame only after it has called `seek` for the frame,
+    and by then the entry exists.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:
@@ -60,8 +60,8 @@ class Animation(Image.Image):
         return image
 
     def _longest_ms(self, index: int) -> int:
-        """The longest time for which this frame may be shown. It is so short that each later frame can still be shown
-        for SHORTEST_MS, because the encoder drops a frame that is shown for no time.
+        """The longest time for which this frame may be shown. It leaves enough of _LONGEST_ANIMATION_MS to show each
+        later frame for SHORTEST_MS, because the encoder drops a frame that is shown for no time.
         """
         later_frames = self.n_frames - index - 1
         return min(_LONGEST_FRAME_MS, _LONGEST_ANIMATION_MS - sum(self.durations) - later_frames * SHORTEST_MS)

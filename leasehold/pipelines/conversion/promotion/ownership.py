@@ -1,15 +1,18 @@
 """Records which tenant owns which key at the promotion target, and which call is writing the key at the moment. A call
-is one request to the promote endpoint. It copies a job's artifacts to the target: a bucket or an HTTP file service.
+is one request to the promote endpoint. It copies a job's artifacts to the target, which is a bucket or an HTTP file
+service.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
 So the rows name the objects to remove and to restore, and the leading worker (elected for maintenance) can undo a call
 whose process died.
 
-Columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: when this call counts as dead.
-`for_job`: the job that this call promotes. `reached`: the change that this call may have made. `backup`: the key in the
-installation's store that may hold a copy of the replaced object. The row names this key from before the copy is made
-until the copy is deleted. `job_id`: the job whose artifact lies at the key. Columns of a conversion. `promoting_until`:
-the end of a call's claim of the job. `promoted`: the keys of a finished call.
+These are the columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: the time at which
+this call counts as dead. `for_job`: the job that this call promotes. `reached`: the change that this call may have
+made. `backup`: the key in the installation's store that may hold a copy of the replaced object. The row names this key
+from before the copy is made until the copy is deleted. `job_id`: the job whose artifact lies at the key.
+
+These are columns of a conversion. `promoting_until`: the end of a call's claim of the job. `promoted`: the keys to
+which a finished call has copied the job's artifacts.
 """
 
 from __future__ import annotations
@@ -28,15 +31,16 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call ends earlier. It undoes the copies of dead calls, makes its
-#: own copies, and perhaps undoes these. That takes at most 2 * UNDO_SECONDS + COPY_SECONDS.
+#: Seconds after which a call counts as dead. A live call has always ended by then. It undoes the copies of dead calls
+#: (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies (UNDO_SECONDS
+#: at most).
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
-#: number is higher than UNDO_SECONDS, because nobody else may hold a key that is still being undone.
+#: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone.
 _UNDO_LEASE_SECONDS = 300
-#: The most keys of dead calls that the leading worker undoes at once.
+#: The most keys of dead calls that the leading worker holds and undoes at once.
 _MAX_DEAD_KEYS = 20
 
 #: A tenant's id that can be the name of the tenant's folder (`folder_of`).
@@ -50,11 +54,11 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class PromoteCall:
-    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. It may also be a dead call, whose
-    job the leading worker has claimed in order to undo the call.
+    """One call of the promote endpoint. A live call has claimed a job for LEASE_SECONDS. If the call is dead, the
+    leading worker has claimed the job, in order to undo the call.
 
-    `claimed_until`: the end of the claim, as in the row's `promoting_until`. This time identifies the claim, because a
-    later claim has another end. None: the job needs no claim (see _CLAIM_DEAD).
+    `claimed_until`: the end of the claim, as in the conversion's `promoting_until`. This time identifies the claim,
+    because each claim of a job ends at a different time. None: the job needs no claim (see _CLAIM_DEAD).
     """
 
     id: UUID
@@ -67,7 +71,7 @@ class PromoteCall:
 class KeyChange:
     """What a call may have done at a key that it has claimed. `change` None: there is nothing to undo, because the call
     has done nothing yet, or has finished, or is undone. `backup`: the key in the installation's store that holds a copy
-    of the replaced object; with `change` None, the copy is only left to be deleted.
+    of the replaced object. If `change` is None, only the deletion of this copy is left to do.
     """
 
     call_id: UUID
@@ -93,8 +97,8 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING promoting_until
 """
 # The statement claims the rows in the order of their keys, so that two calls never deadlock. It claims an existing row
-# only if the tenant owns the key, no call has claimed the key, and its object may be replaced. $5: the keys whose
-# objects may be replaced.
+# only if the tenant owns the key, no call has claimed the key, and the object at the key may be replaced. $1: the keys.
+# $2: the tenant. $3: the call. $4: its job. $5: the keys whose objects may be replaced. $6: the seconds of the claim.
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)
@@ -127,8 +131,9 @@ SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDAT
 """
 #: SQL: the assignments in a key's row that end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
-# Keys without a backup are free now. The call keeps the other keys until it has deleted their backups. Their `until` is
-# now, so that a worker finds them and deletes the backups if the call dies before.
+# The statement frees the keys without a backup. The call keeps the other keys until it has deleted their backups. The
+# statement sets their `until` to the current time. So if the call dies before it has deleted the backups, the leading
+# worker finds these keys and deletes the backups.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
 WITH freed_keys AS (
@@ -183,8 +188,9 @@ WHERE key IN (SELECT key FROM locked_keys)
 RETURNING turn, key, reached, backup, tenant_id, for_job,
           (SELECT promoting_until FROM claimed_jobs WHERE claimed_jobs.job_id = for_job) AS claimed_until
 """
-# Holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or could not undo its copies.
-# A live call would still have its claim of the job, and then this call could not have claimed the job.
+# The statement holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or has ended
+# without undoing its copies. A live call would still have its claim of the job, and then this call could not have
+# claimed the job.
 _HOLD_EARLIER_KEYS = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
@@ -197,7 +203,7 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[P
     """Claim the job. Returns the call, and the changes of earlier calls for the job. The caller must undo these changes
     before it calls `claim`.
 
-    None: the job is promoted, or another call is promoting it.
+    Returns None if the job is promoted already, or if another call is promoting it.
     """
     async with connection.transaction():
         claimed_until = await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS)
@@ -246,8 +252,8 @@ def target_exists(key: str) -> Conflict:
 async def record_intent(
     connection: Connection, call: PromoteCall, key: str, change: Change | None, backup: str | None = None
 ) -> None:
-    """Record what the call is about to do at the key. `change` None: only make the backup. Raises Conflict if the call
-    has lost its claim of the key.
+    """Record what the call is about to do at the key. If `change` is None, the call only makes the backup. Raises
+    Conflict if the call has lost its claim of the key.
     """
     if await connection.fetchval(_RECORD_INTENT, key, call.id, change, backup) is None:
         raise in_progress()
@@ -277,8 +283,8 @@ async def record_restored(connection: Connection, change: KeyChange) -> None:
 
 
 async def record_undone(connection: Connection, change: KeyChange) -> None:
-    """Record that nothing of the call is left to undo or to delete at the key. The key is free, or belongs to the last
-    job that was promoted to it.
+    """Record that nothing of the call is left to undo or to delete at the key. The key is then free, or belongs to the
+    last job that was promoted to it.
     """
     async with connection.transaction():
         await connection.execute(_FORGET_KEY, change.call_id, change.key)
@@ -294,8 +300,8 @@ async def give_up(connection: Connection, call: PromoteCall) -> None:
 
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
     """The keys that the call has claimed, and what it may have done at each so far. If the call has finished, the
-    result has nothing to undo. This is reliable, because the statement waits for a COMMIT of `finish` that is still
-    under way.
+    result has nothing to undo. This also holds while the COMMIT of `finish` is still under way, because the statement
+    waits for it.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))
 

@@ -1,8 +1,9 @@
-"""The accuracy guard of the quantise step (of the open toolchain): it keeps layers in float until the int8 model agrees
-with the float model.
+"""The accuracy guard of the open toolchain's quantise step. It keeps layers in float until the int8 model agrees with
+the float model.
 
-The layers that add most noise become float first. Each round keeps twice as many layers in float as the previous round,
-so that few rounds are needed. The ranges of the tensors are measured once, before the first round.
+The layers that add most noise become float first. A round makes and measures one model. Each round keeps twice as many
+layers in float as the previous round, so that few rounds are needed. The ranges of the tensors are measured only once,
+before the first round.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
 
-#: The guard's goal: both models give the same top-1 answer to this share of the samples, so one answer of a hundred may
-#: differ. Once the goal is reached, no more layers become float.
+#: The guard's goal: both models give the same top-1 answer for this fraction of the samples. So one answer in a hundred
+#: may differ. Once the goal is reached, no more layers become float.
 GOAL = 0.99
 #: At most this many layers become float. A model that needs more is better used in float as a whole.
 MAX_FLOAT_LAYERS = 64
@@ -22,8 +23,8 @@ MAX_FLOAT_LAYERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What the guard did. `before` and `after`: the top-1 agreement of the int8 and the float model, without and with
-    `float_layers` in float.
+    """What the guard did. Both numbers are the fraction of samples for which the int8 and the float model give the same
+    top-1 answer: `before` with no layer in float, `after` with `float_layers` in float.
     """
 
     before: float
@@ -52,21 +53,21 @@ def guard(
     """Keep layers in float until the agreement reaches GOAL, or until no further layer may become float.
 
     `agreement`: the agreement of the model that is int8 as a whole. `find_layers`: returns the layers of the model that
-    was made last, the noisiest first. It is called only while the agreement is below the goal. `quantise_again`: makes
-    the model with these layers in float, and returns its agreement. The last call of `quantise_again` makes the best
-    model.
+    was made last, the noisiest first. The guard calls `find_layers` only while the agreement is below the goal.
+    `quantise_again`: makes the model with these layers in float, and returns its agreement. The last call of
+    `quantise_again` makes the best model, even if a later round was worse.
     """
     before, float_layers = agreement, list[NoisyLayer]()
     best_agreement, best_count = agreement, 0
     while agreement < GOAL and len(float_layers) < MAX_FLOAT_LAYERS:
         names = {layer.name for layer in float_layers}
-        # The noise of one layer hides the noise of later layers. So each round measures the layers anew.
+        # The noise of one layer hides the noise of later layers. So each round measures the noise anew.
         candidates = [
             layer for layer in find_layers() if layer.has_weights and layer.added > 0 and layer.name not in names
         ]
         if not candidates:
             break
-        # First one layer, then in each round as many more as are in float already.
+        # The first round makes one layer float. Each later round adds as many layers as are in float already.
         more = min(max(len(float_layers), 1), MAX_FLOAT_LAYERS - len(float_layers))
         float_layers += candidates[:more]
         agreement = quantise_again(float_layers)

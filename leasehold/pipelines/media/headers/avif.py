@@ -3,7 +3,8 @@ image. A track is an animation; the format calls its frames samples.
 
 The items and tracks of a file declare sizes. But a decoder allocates memory by the sizes in their AV1 streams. So this
 module refuses a file if a stream has a larger frame than its item or track declares. Exception: an item with several
-layers may declare the size of a small layer. Then its largest frame counts.
+layers may declare the size of a small layer. Then the larger of its declared and its coded width counts as its width,
+and likewise for its height.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class _Streams:
         self._by_pieces: dict[_Pieces, av1.Size] = {}
 
     def read_item(self, item: Item) -> av1.Size:
-        """The largest width and height in an item. Encoders store equal tiles once, so this class reads them once."""
+        """The largest width and height in an item. Encoders store equal tiles only once, so this class reads such bytes
+        only once.
+        """
         pieces = tuple(item.pieces)
         if pieces not in self._by_pieces:
             self._by_pieces[pieces] = self._read(iter([item.bytes_of(self._data)]))
