@@ -95,7 +95,7 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
         if canary and replayed_ids:
             return Outcome(f"/jobs/{replayed_ids[0]}", "This job runs again, as a trial of its group.")
         sentence = with_refusals(f"{counted(len(replayed_ids), 'job runs', 'jobs run')} again.", refusals)
-        if left is not None:  # some jobs are left: the next press of the button retries them
+        if left is not None:  # some jobs are left; the next press of the button retries them
             sentence = f"{full_stop(sentence)} {counted(left['jobs'], 'is', 'are')} left: {left['detail']}"
         return Outcome("/dead-letters", sentence, good=not refusals and left is None, has_acted=bool(replayed_ids))
 

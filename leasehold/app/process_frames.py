@@ -63,8 +63,9 @@ class CallOfProcess(BaseModel):
 
 
 class LineOfProcess(BaseModel):
-    """A line that the function has logged. `trace`: the traceback of the exception that was logged with it. `fields`:
-    what was logged as `extra`. A value that is not a bool, a number, a text or None becomes text.
+    """The body of a LOG: a line that the function has logged. `trace`: the traceback of the exception that was logged
+    with the line. `fields`: what was logged as `extra`. A value that is not a bool, a number, a text or None becomes
+    text.
     """
 
     level: int
@@ -75,7 +76,9 @@ class LineOfProcess(BaseModel):
 
 
 class FailedInProcess(BaseModel):
-    """The exception of the function. `after`: the seconds until the next attempt, if a Retryable names them."""
+    """The body of a FAILED: the exception of the function. `after`: the seconds until the next attempt, if a Retryable
+    names them.
+    """
 
     code: _Text
     message: _Text

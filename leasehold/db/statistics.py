@@ -3,8 +3,8 @@
 A session plans each statement once (`PLANNER_SETTINGS` in database.py). If the statistics say that a table has hardly
 any rows, PostgreSQL chooses plans that read a whole index for each row of a batch. The statistics say this after each
 vacuum of an installation that is nearly idle. If a burst of jobs follows, the statements would become slower with each
-new row, until autovacuum analyses the table, about a minute later. So this module makes new statistics earlier. They
-make all sessions plan again.
+new row, until autovacuum analyses the table, about a minute later. So this module renews the statistics earlier. New
+statistics make all sessions plan again.
 """
 
 from __future__ import annotations

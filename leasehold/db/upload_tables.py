@@ -19,11 +19,11 @@ upload = Table(
     # What the tenant's quota counts. At first this is the declared size or, without a declared size, the largest
     # possible size. Later it is the size of the object that housekeeping found.
     Column("bytes", BigInteger, nullable=False),
-    # the largest size that is allowed: housekeeping deletes a larger object; -1: housekeeping deletes any object
+    # the largest allowed size. Housekeeping deletes an object that is larger. -1: it deletes any object
     Column("most", BigInteger, nullable=False),
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when housekeeping inspects the stored object next
-    # when housekeeping deletes this row: by then every transfer that began before `writable_until` has ended
+    # when housekeeping deletes this row. By then every transfer that began before `writable_until` has ended
     Column("forget_at", TIMESTAMP(timezone=True), nullable=False),
     # The attempt of the external worker that sends this file. The upload is abandoned when the attempt has ended.
     Column("task_id", Uuid),

@@ -2,7 +2,7 @@
 modules add errors of their own, most of them below LeaseholdError.
 
 LeaseholdError
-├── RequestError                a request cannot be done; the API's problem has its stable code (api/http/problems.py)
+├── RequestError                a request cannot be done; the API answers with its stable code (api/http/problems.py)
 │   ├── Unauthenticated         401  no key, a bad key, a revoked key
 │   ├── Forbidden               403  the key lacks the scope
 │   ├── NotFound                404  does not exist, or belongs to another tenant
@@ -345,13 +345,13 @@ class Unforeseen(Retryable):
 
 
 class Permanent(StepError):
-    """No attempt can succeed: the job fails immediately."""
+    """No attempt can succeed, so the job fails immediately."""
 
     retryable = False
 
 
 class StepTimeout(StepError):
-    """The step ran longer than its `timeout`. The worker has killed its child process, if it has one."""
+    """The step ran longer than its `timeout`. If it ran in a child process, the worker has killed this process."""
 
 
 class ChildCrashed(StepError):

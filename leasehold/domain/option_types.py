@@ -1,5 +1,5 @@
-"""Checks the types of the options that the user's program sets. Without a type checker, nothing else checks them before
-they are used.
+"""Checks the types of the options that the user's program sets. If the program is not checked by a type checker,
+nothing else checks these types before the options are used.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object, example: str) -> None:
-    """Raises DeclarationError unless the value is a str. `example`: what the program might write in place of it."""
+    """Raises DeclarationError unless the value is a str. `example`: a value that the program might write instead."""
     if not isinstance(value, str):
         text = str(value) if is_whole(value) else example
         raise DeclarationError(f"{name} is a str, not {value!r}: write {name}={text!r}")
 
 
 def check_kind(name: str, value: object, kind: type, example: str) -> None:
-    """Raises DeclarationError unless the value is a `kind`. `example`: what the program might write in place of it."""
+    """Raises DeclarationError unless the value is a `kind`. `example`: code that the program might write instead."""
     if not isinstance(value, kind):
         raise DeclarationError(f"{name} is {with_article(kind.__name__)}, not {value!r}: write {name}={example}")

@@ -92,7 +92,7 @@ class Pipelines:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that were added. A pipeline that was added by itself belongs to none of them."""
+        """The kinds that were added. A pipeline that was added without a kind belongs to none of them."""
         return tuple(self._kinds.values())
 
     def __getitem__(self, name: str) -> Pipeline:

@@ -202,7 +202,7 @@ class Postgres:
         if self._tls is None:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
-        context.check_hostname = False  # the certificate may have no IP address
+        context.check_hostname = False  # the certificate may lack the address 127.0.0.1
         if self._tls.requires_client_certificate:  # this client shows the server's certificate, the only one there is
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context

@@ -3,7 +3,7 @@
 Egress resolves the host once. Every address of the host must be public, or in a network that the setting `egress_allow`
 names. The connection goes to one of these addresses, so an attacker gains nothing if the name resolves differently a
 moment later (DNS rebinding). Egress follows redirects only if the caller allows them, and checks the URL of each
-redirect like the first. It uses no proxy of the environment.
+redirect like the first URL. It uses no proxy of the environment.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class Egress:
             await client.aclose()
 
     def check_form(self, url: str) -> None:
-        """Check all that needs no name server: the URL's form, an IP address in it, and the port. Raises EgressRefused.
+        """Check what can be checked without a name server: the URL's form, an IP address in the URL, and the port.
+        Raises EgressRefused.
 
         With `egress_allow`, only `check` checks the port of a host name, because the name may resolve to a network in
         which every port is allowed.

@@ -66,9 +66,10 @@ class Recorder:
     The log has bounds: `max_lines` and `max_bytes`. At the first line beyond a bound the log is cut. From then on,
     lines are only counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded.
 
-    `_lines` is a buffer: it has the lines that `take` has not returned yet. `lines` and `bytes` count all lines so far.
-    `on_first`: called when a line comes into the empty buffer. This is the first line, or the first line after a
-    `take`. `lock`: several recorders may use the same lock. `stream`: the chunks that the attempt emits.
+    `_lines` is a buffer: it has the lines that `take` has not returned yet. `lines` and `bytes`: the number of all
+    lines so far, and their size. `on_first`: called when a line comes into the empty buffer. This is the first line, or
+    the first line after a `take`. `lock`: several recorders may use the same lock. `stream`: the chunks that the
+    attempt emits.
     """
 
     __slots__ = (

@@ -11,9 +11,10 @@ from __future__ import annotations
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
     """SQL: the end of a statement that begins with a CTE named `chunk`. This CTE has a row for each row that `table`
     gets. Such a row has several items (log lines, or chunks of the stream): `n` is the number of its items, and
-    `running_total` the number of the job's items in this row and the rows before it. `sequence`: the column of `tail`
-    that numbers the items. `columns`: the columns of `table` that the tables of the two statements do not have in
-    common.
+    `running_total` the number of the job's items in this row and the rows before it.
+
+    `sequence`: the column of `tail` that numbers the items. `columns`: the columns that only this `table` has, and not
+    the table of the other statement.
 
     The statement may be repeated. A repeated row has the same `first` as the row that was written, so it is a conflict,
     and is not written again. The numbers that the repeated row got stay unused.

@@ -50,8 +50,8 @@ class ChildProcess:
 
     @classmethod
     async def adopt(cls, pid: int, channel: socket.socket, output: ChildOutput, reap: Reap) -> ChildProcess:
-        """The child `pid`, which the zygote has just forked, with its channel and its output. Raises OSError; then the
-        caller must kill and reap the child.
+        """Make the handle of the child `pid`, which the zygote has just forked. If this raises OSError, the caller must
+        kill and reap the child.
         """
         output.watch(pid)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
@@ -141,7 +141,7 @@ class ChildProcess:
         await self._ended.wait()
 
     async def stop(self) -> int:
-        """Kill the child, reap it, and close its channel and output. If the caller is cancelled, the stop goes on.
+        """Kill the child, reap it, and close its channel and output. If the caller is cancelled, the stop continues.
 
         Returns the exit status in the form of `subprocess`: a signal is a negative number.
         """
@@ -154,7 +154,7 @@ class ChildProcess:
         await self._ended.wait()
         try:
             status = await self._reap(self.pid)
-        except (OSError, EOFError):  # the zygote died, and its children with it: init reaps them
+        except (OSError, EOFError):  # the zygote died, and its children died with it; init reaps them
             status = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # if this worker is init itself, it reaps the child here
                 os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG: no waiting
@@ -166,7 +166,9 @@ class ChildProcess:
         return status
 
     async def _status_of_end(self) -> int:
-        """The exit status of a child that has closed its channel. A child that does not exit soon is killed."""
+        """Wait for the end of a child that has closed its channel. Kill the child if it does not exit soon. Returns its
+        exit status.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()

@@ -1,5 +1,5 @@
-"""The fences that confine a child process, in which a handler runs. A zygote (the process that loads the handlers, and
-forks a child for each run), the child and the worker set them up, in this order:
+"""The fences that confine a child process, in which a handler runs. Three processes set them up: a zygote (the process
+that loads the handlers, and forks a child for each run), the child, and the worker. This is the order:
 
 1. Before the zygote loads a handler, it gives up all capabilities, and the file system except Python, the handlers and
    the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
@@ -150,10 +150,10 @@ class Fences:
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
         """Call this in a zygote before it loads handlers. The zygote then gives up privileges and the file system. If
-        the kernel has no filter of system calls, it also gives up the network. `packages`: the packages that children
-        may import, besides Python's own. Raises OSError.
+        the kernel has no filter of system calls, the zygote also gives up the network. `packages`: the packages that
+        children may import, besides Python's own. Raises OSError.
 
-        A handler's module may start threads while it loads, and Landlock holds only for threads that start after it. So
+        A handler's module may start threads while it loads, and Landlock does not restrict threads that run already. So
         these fences come before the handlers load. Such a module may also run programs while it loads, to find
         libraries. So the filter of system calls, which denies programs, comes only in the child.
         """

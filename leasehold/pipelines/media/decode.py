@@ -93,7 +93,7 @@ class Picture:
 
     def _count_frames(self, content_type: str, header: Header | None) -> int:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
-            return 1  # only the first picture is read; to count TIFF pages might never end, as pages may form a circle
+            return 1  # only the first picture is read; counting TIFF pages might never end, as they may form a circle
         if content_type == "image/gif" and header is not None:
             return header.frames
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames

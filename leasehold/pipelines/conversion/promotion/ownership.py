@@ -35,8 +35,8 @@ from leasehold.domain.ids import new_id
 #: (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies (UNDO_SECONDS
 #: at most).
 LEASE_SECONDS = 900
-COPY_SECONDS = 600.0
-UNDO_SECONDS = 120.0
+COPY_SECONDS = 600.0  # the longest time for the copies of a call
+UNDO_SECONDS = 120.0  # the longest time to undo copies
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
 #: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone.
 _UNDO_LEASE_SECONDS = 300
@@ -69,9 +69,9 @@ class PromoteCall:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a call may have done at a key that it has claimed. `change` None: there is nothing to undo, because the call
-    has done nothing yet, or has finished, or is undone. `backup`: the key in the installation's store that holds a copy
-    of the replaced object. If `change` is None, only the deletion of this copy is left to do.
+    """What a call may have done at a key that it has claimed. If `change` is None, there is nothing to undo, because
+    the call has done nothing yet, or has finished, or is undone. `backup`: the key in the installation's store that
+    holds a copy of the replaced object. This copy must be deleted, even if `change` is None.
     """
 
     call_id: UUID

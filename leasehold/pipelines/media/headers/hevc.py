@@ -12,8 +12,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]  # width and height in pixels
 
-MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
-# Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
+MAX_UNITS = 20_000  # the most units (slices and parameter sets) of one picture
+# Positions of two bytes in an hvcC box: the size of a unit's length, and the number of arrays of units.
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33  # the kind of the units that have the size of pictures
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices (parts of a picture)
@@ -82,7 +82,7 @@ def _is_base_layer(unit: bytes) -> bool:
 
 
 def _sizes_in(unit: bytes) -> list[Size]:
-    """The size in a sequence parameter set. Empty for any other unit."""
+    """A list of the size in a sequence parameter set. For any other unit, the list is empty."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
     # Remove the bytes of the emulation prevention. A byte 3 after two zeroes is not content.
