@@ -2,7 +2,7 @@
 modules add errors of their own, most of them below LeaseholdError.
 
 LeaseholdError
-├── RequestError                a request cannot be done; the API answers with its stable code (api/http/problems.py)
+├── RequestError                a request cannot be done; the API's problem has its stable code (api/http/problems.py)
 │   ├── Unauthenticated         401  no key, a bad key, a revoked key
 │   ├── Forbidden               403  the key lacks the scope
 │   ├── NotFound                404  does not exist, or belongs to another tenant
@@ -32,7 +32,7 @@ LeaseholdError
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
 │   ├── Retryable               worth another attempt, after the step's next retry delay or after `after`
-│   │   └── Unforeseen          an isolated handler raised an error that is no StepError: worth one more attempt, soon
+│   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job immediately
 │   ├── StepTimeout             the attempt ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: a second crash fails the task
