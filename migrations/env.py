@@ -33,12 +33,13 @@ for room in (
 ):
     import_module(f"leasehold.{room}")
 
-#: The key of the advisory lock that the running migrator holds. Any number will do, but it must never change: migrators
-#: of all releases use this lock.
+#: The key of the advisory lock that the running migrator holds. The number has no meaning, but it must never change,
+#: because migrators of all releases use this lock.
 _MIGRATORS = 7_305_411
 #: Seconds between two tries to take this lock.
 _LOOK_SECONDS = 0.2
-#: The seconds in which a connection must open: for all hosts of the URL together, and for each host.
+#: A connection must open within these seconds. The first number is for all hosts of the URL together, the second for
+#: each host.
 _CONNECT_SECONDS, _HOST_SECONDS = 60.0, 5.0
 
 
@@ -73,7 +74,7 @@ def _run(progress: Progress, connection: Connection) -> None:
 
 async def _roll_back(connection: AsyncConnection) -> None:
     await connection.rollback()
-    await connection.execute(text("RESET lock_timeout"))  # an index build that failed has left it at 0: no limit
+    await connection.execute(text("RESET lock_timeout"))  # a failed index build has left it at 0 (no limit)
     await connection.commit()
 
 

@@ -1,1 +1,1 @@
-"""What every endpoint of an API process uses: connections, the caller's key, request bodies, waits for changes."""
+"""The parts of an API process that all endpoints use: connections, the API key, request bodies, waits for changes."""

@@ -49,8 +49,8 @@ _ERRORS: Mapping[int, type[errors.RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """How an app reaches the API. If `url` is None, LEASEHOLD_URL has the value; if `key` is None, LEASEHOLD_API_KEY
-    has it. `timeout`: for how many seconds a request is repeated while the API does not answer, or answers that it is
+    """How an app reaches the API. `url`, `key`: by default the values of LEASEHOLD_URL and LEASEHOLD_API_KEY.
+    `timeout`: for how many seconds a request is repeated while the API does not answer, or answers that it is
     overloaded.
     """
 

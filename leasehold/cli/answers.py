@@ -1,4 +1,4 @@
-"""What all commands that call the API use: a client of the API, their options, and functions that print answers."""
+"""The parts that all commands that call the API use: a client, options, and functions that print answers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from leasehold.client.retrying import pause_after
 
 #: How long the API holds a request that waits for a change, in seconds. Then the client sends the request again.
 HOLD_SECONDS = 20.0
-#: If an answer takes less than this many seconds, it counts as one that came at once: the API has not held its request.
+#: An answer counts as immediate if it takes less than this many seconds. The API has not held the request of such an
+#: answer.
 _AT_ONCE_SECONDS = 0.5
 
 
@@ -32,7 +33,7 @@ class Waiting:
         self._sent_at = 0.0
         self._left: float | None = None  # the seconds for which the caller still waited when the request began
         self._run: Run | None = None  # as the last answer described it
-        self._idle_answers = 0  # the latest answers, in a row, that came at once and said nothing new
+        self._idle_answers = 0  # how many answers in a row were immediate and said nothing new
 
     def next_request(self) -> float | None:
         """Begin the next request. Returns for how many seconds the caller still waits; None: as long as it takes."""
@@ -45,7 +46,7 @@ class Waiting:
 
         The API answers when the run has changed, or when it has held the request for as long as it was asked to. But a
         proxy may drop the parameter `wait`, and an API holds no request while it stops. So the pause grows with each
-        answer in a row that came at once and says nothing new.
+        answer in a row that is immediate and says nothing new.
         """
         if run.ended:
             return None

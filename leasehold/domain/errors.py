@@ -61,7 +61,9 @@ from leasehold.domain.sentences import full_stop, with_article
 
 
 class LeaseholdError(Exception):
-    """The root: catch it to catch every error of the tree. (Cancelled stands outside: it is no Exception.)"""
+    """The root of the tree: to catch it is to catch every error of the tree. (Cancelled is outside, because it is no
+    Exception.)
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Restore a pickled error without a call of `__init__`, because its parameters differ from `args`. A process

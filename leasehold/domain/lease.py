@@ -1,5 +1,5 @@
-"""A lease: a worker's right to settle one attempt of one task. A function that settles an attempt gets its lease as a
-parameter.
+"""A lease is a worker's right to settle one attempt of one task. Each function that settles an attempt has a parameter
+for the attempt's lease.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Lease:
 
 
 def differ_in_a_task(leases: Iterable[Lease]) -> bool:
-    """Whether two of the leases are different leases of one task. A worker can lose a task and claim it again."""
+    """Whether two of the leases are different leases of the same task. This happens when a worker has lost a task and
+    claimed it again.
+    """
     different = {(lease.task_id, lease.owner, lease.epoch) for lease in leases}
     return len({task_id for task_id, _, _ in different}) < len(different)

@@ -227,7 +227,7 @@ def _forget_dead_server(data: Path) -> None:
         return
     try:
         is_server = Path(f"/proc/{int(first_line)}/cwd").samefile(data)  # a server's current folder is its data
-    except (OSError, ValueError):  # no process has the id, or its current folder cannot be read: PostgreSQL decides
+    except (OSError, ValueError):  # no process has the id, or its folder cannot be read; then PostgreSQL decides
         return
     if not is_server:
         pid_file.write_text("\n".join([str(_NOBODYS_ID), *other_lines, ""]))

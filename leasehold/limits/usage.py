@@ -25,7 +25,7 @@ from leasehold.domain.errors import Invalid, TooMany
 from leasehold.runtime.duty_cycle import pause_after
 from leasehold.settings import Settings
 
-#: The largest share of time that a process spends on counting for one tenant.
+#: A process spends at most this fraction of its time on counting for one tenant.
 _COUNTING_SHARE = 0.05
 #: The shortest and the longest pause between two counts of a tenant, in seconds.
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
@@ -33,8 +33,8 @@ _LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
 _COMMIT_SECONDS = 2.0
 #: The most tenants that a process remembers.
 _MAX_TENANTS = 10_000
-#: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
-#: starts when the tenant has used this share of the bound.
+#: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, the jobs are
+#: counted at every submission once the tenant has used this fraction of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
 #: Seconds after which a refused client should try again. They are many for stored bytes, because only a deletion or the
 #: end of a retention time frees bytes.
@@ -236,7 +236,9 @@ class Usage:
 
 @asynccontextmanager
 async def _connection(database: Connection | ConnectionSource) -> AsyncIterator[Connection]:
-    """For the block: `database` itself if it is a connection, or a connection that is acquired from it."""
+    """Gives the block a connection: `database` itself if it is one, or else a connection that is acquired from
+    `database`.
+    """
     if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
         yield database
     else:

@@ -67,8 +67,8 @@ def exits_contained() -> Iterator[None]:
     that task (`contained`). With asyncio alone, such an exit would end the running event loop, whoever awaits the task.
 
     The block sets the loop's task factory. The new factory calls the factory that the program had set before. Several
-    blocks of one loop use the same factory, and the last block to end restores the program's own factory. This does not
-    help against a callback (`call_soon`) that raises SystemExit or KeyboardInterrupt: it still ends the loop.
+    blocks of one loop use the same factory, and the last block to end restores the program's own factory. Exception: a
+    callback (`call_soon`) that raises SystemExit or KeyboardInterrupt still ends the loop.
     """
     loop = asyncio.get_running_loop()
     current: Any = loop.get_task_factory()

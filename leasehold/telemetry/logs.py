@@ -110,7 +110,7 @@ def as_json(event: EventDict, **options: Any) -> str:
     """The event as JSON. Values of types that JSON lacks are converted. `options`: the options of `json.dumps`."""
     try:
         return orjson.dumps(event, default=options["default"]).decode()
-    except TypeError:  # a number or text that orjson refuses: Python's encoder can write it
+    except TypeError:  # orjson refuses some numbers and texts, but Python's encoder can write them
         return json.dumps(event, **options)
 
 

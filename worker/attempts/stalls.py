@@ -33,7 +33,7 @@ class Watched(Awaitable[_Result], Generic[_Result]):
         event loop, and give `work` the result.
         """
         inner = self._work.__await__()
-        # The iterator of an awaitable need not be a generator: it may have neither `send` nor `throw`.
+        # The iterator of an awaitable need not be a generator. So it may lack `send` and `throw`.
         send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", _raise)
         value: Any = None
         error: BaseException | None = None

@@ -1,3 +1,3 @@
-"""RabbitMQ: connection, topology, publishing with confirms, consuming.
+"""The broker RabbitMQ: connection, topology, publishing with confirms, consuming.
 Only `leasehold.broker` imports this folder.
 """

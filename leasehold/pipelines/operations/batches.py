@@ -57,8 +57,9 @@ class Acting:
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `refusals`: the jobs that were not changed, each
-    with the reason. `busy`: the targets whose rows another transaction held. `left`: the targets whose code this
-    process lacks but another worker has. Each leads to the name of one handler (`pipeline.step`) of that code.
+    with the reason. `busy`: the jobs that were left out, because another transaction had locked their rows. `left`: the
+    targets whose code this process lacks but another worker has. Each leads to the name of one handler
+    (`pipeline.step`) of that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
     `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`. So the
