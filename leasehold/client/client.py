@@ -121,7 +121,7 @@ class Client:
     def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """Wait until the run has ended, and return it. Raises TimeoutError after `timeout` seconds, even if the API
         does not answer. If the API keeps a connection open without an answer, the error may come up to 10 seconds
-        later. Raises Unavailable if the API does not answer for the client's own `timeout`, and that time ends first.
+        later. Raises Unavailable if the client's own `timeout` is shorter, and the API does not answer for that time.
         """
         waiting = Waiting(run_id, timeout, self._timeout)
         while True:

@@ -102,8 +102,8 @@ SILENT = """starts_with(t.queue, 'ext:')
 # more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $2: the last task of the previous page or,
 # if that page's search ended early, the last job of the search. (If the task $2 was deleted meanwhile, its id counts as
 # a job's id. This works, because the ids of tasks and of jobs sort by time.) At most $4 rows are returned, and at most
-# $5 jobs are searched. `page_start`: this page has only this job and older jobs. `search_end`: the job at which the
-# search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
+# $5 jobs are searched. `page_start`: this page has no job that is newer than this job. `search_end`: the job at which
+# the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1

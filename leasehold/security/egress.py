@@ -57,7 +57,7 @@ _PIECE_BYTES = 256 * 1024
 _MAX_HOSTS = 32
 
 #: Threads for name resolution alone. If a name server does not answer, the resolution holds its thread for half a
-#: minute. The event loop's default executor would have too few threads for this: six on a machine with two cores. And
+#: minute. The event loop's default executor would have too few threads for this (six on a machine with two cores), and
 #: all file reads and digests need them.
 _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
