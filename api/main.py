@@ -1,6 +1,6 @@
-"""The API's process. It reads the settings, starts the log, and serves until a signal ends it.
+"""The API's process. It reads the settings, starts the log, and serves until it gets a signal (SIGTERM or SIGINT).
 
-After SIGTERM it ends long polls and streams, finishes the running requests, and exits.
+Then it ends long polls and streams, finishes the running requests, and exits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signs people in by the OpenID provider, and lets a person change to another of their tenants.
+"""Signs people in by the OpenID provider. A person who has several tenants can change from one to another.
 
 While a person signs in at the provider, a sealed (encrypted) cookie in the browser holds the state of the sign-in. The
 cookie is SameSite=Lax, because the provider's site sends the browser back.
@@ -115,8 +115,9 @@ async def _admit_person(request: Request, services: Services, identity: Identity
 
 
 def _begin_session(request: Request, services: Services, row: Row, following: str, began: int) -> Response:
-    """`began`: the time of the sign-in by PostgreSQL's clock. The time at which somebody ended the person's sessions
-    comes from the same clock, so the two times can be compared.
+    """Begin the person's session, and redirect to the path `following`. `began`: the time of the sign-in by
+    PostgreSQL's clock. The time at which somebody ended the person's sessions comes from the same clock, so the two
+    times can be compared.
     """
     response = redirect_to(request, following)
     # `generation`: a number that grows when all sessions of the person end. A session with a lower number has ended.
@@ -146,8 +147,8 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
 
 
 async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:
-    """The person's rows in all tenants that this session may open. Such a tenant admits the person, and nobody has
-    ended the person's sessions there since the sign-in. Empty for a session that began with a key.
+    """The person's rows in all tenants to which this session may change. Such a tenant admits the person, and nobody
+    has ended the person's sessions there since the sign-in. The list is empty for a session that began with a key.
     """
     if person_id is None:
         return []

@@ -21,8 +21,8 @@ from leasehold.api.process.services import services_of
 
 
 class AuthenticatedFirst(APIRoute):
-    """Calls the endpoint's `Require` dependencies first, which check the key and its scopes. Then reads the body within
-    the memory that the process has for bodies (`Bodies`).
+    """Calls the endpoint's `Require` dependencies first, which check the key and its scopes. Then it reads the body
+    within the memory that the process has for bodies (`services.bodies`).
 
     FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
     reads none, because the endpoint may itself read a form from the request.

@@ -19,10 +19,12 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise the error that a submission would raise now (one exception: see `Admission.check`). This charges nothing.
-    `queues`: how many tasks the submission adds to each queue. `charged_as`: the rate that counts the submission.
+    """Raise the error that the submission would raise now. `Admission.check` names one case that it lets pass. This
+    function charges nothing. `queues`: how many tasks the submission adds to each queue. `charged_as`: the rate that
+    counts the submission.
 
-    A request that repeats an answered request is not refused, because it creates nothing.
+    A request that repeats an answered request (with the same `idempotency_key`) is not refused, because it creates
+    nothing.
     """
     async with services.pool.acquire() as connection:
         if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):

@@ -3,8 +3,9 @@ stream, or a queue has work. For each of these four the process has a watch (Job
 QueueWatch).
 
 One query every INTERVAL serves all requests of the process that wait at the same watch. It reads at most _MAX_KEYS jobs
-or queues. If requests wait for more of them, each query reads those that were read longest ago. For queues, the tenants
-take turns, too. So a tenant that waits for very many queues (up to 50 in a request) only makes its own waits longer.
+or queues. If requests wait for more than that, each query reads the jobs or queues that were read longest ago. Among
+queues, the tenants take turns. So a tenant that waits for very many queues (up to 50 in a request) only makes its own
+waits longer.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class _Watch(ABC, Generic[_Key]):
         #: the end.
         self._keys: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
         self._query_task: asyncio.Task[None] | None = None
-        self._released = False  # set by `release_all`: no request waits any more
+        self._released = False  # True after `release_all`: no request waits any more
 
     @abstractmethod
     async def _read_numbers(self, keys: Sequence[_Key]) -> Mapping[_Key, int]:
-        """Query the numbers of the keys. A key without a number does not exist."""
+        """Query the numbers of the keys. A key that does not exist is left out."""
 
     @abstractmethod
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
@@ -73,8 +74,8 @@ class _Watch(ABC, Generic[_Key]):
         """Wait until one of the keys changes. Returns True if `_ready` has chosen this request. Returns False if
         `seconds` are over, or if the process is about to stop.
 
-        During an outage of the database the wait goes on, and raises no error. The request's own next query, after the
-        wait, raises it.
+        During an outage of the database the wait goes on, and raises no error. After the wait, the request makes its
+        next query, and that query raises the error.
         """
         if self._released or seconds <= 0:
             return False
@@ -93,7 +94,7 @@ class _Watch(ABC, Generic[_Key]):
             self._forget(keys, waiter)
 
     def release_all(self) -> None:
-        """End every wait immediately, also waits that begin later, because the process is about to stop."""
+        """End every wait immediately, because the process is about to stop. Waits that begin later end at once."""
         self._released = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -116,8 +117,8 @@ class _Watch(ABC, Generic[_Key]):
                     del self._keys[owner]
 
     def _next_keys(self) -> list[_Key]:
-        """The keys of the next query, at most _MAX_KEYS. Takes one key of each owner in turn, and first the owners and
-        keys that were read longest ago.
+        """The keys of the next query, at most _MAX_KEYS. Takes one key of each owner in turn. The owners and keys that
+        were read longest ago come first.
         """
         turns = deque((owner, iter(keys)) for owner, keys in self._keys.items())
         chosen: list[tuple[str, _Key]] = []

@@ -109,15 +109,16 @@ class App:
         `name`: the task's name; by default the function's name. `queue`: only workers that serve this queue
         (LEASEHOLD_WORKER_QUEUES) run the task. By default, an isolated task is in the queue `isolated`, and any other
         task in `default`. `retry`: how often a failed attempt is tried again. `timeout`: the longest that one attempt
-        may take. `process`: a plain function runs in a separate process. At the time limit the worker kills the process
-        and all processes that it started. `isolated`: the function runs in the sandbox, without network. Choose it if
-        the task reads files that strangers send. `limit`: how many runs of the task may run at once, and how many may
-        start each minute. `unique`: which submissions give the same run. `debounce`: submissions with the same key
-        (made by `unique`, or given as `key=`) become one run, with the arguments of the last submission. The run starts
-        when no such submission has come for the time `debounce`. `batch`: the function takes a list of items and
-        returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
-        has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
-        to stop, in whole seconds, at most an hour; then the worker stops the attempt.
+        may take. `process`: whether the function, a plain `def`, runs in a separate process. At the time limit the
+        worker kills the process and all processes that it started. `isolated`: whether the function, a plain `def`,
+        runs in the sandbox, without network. Choose it if the task reads files that strangers send. `limit`: how many
+        runs of the task may run at once, and how many may start each minute. `unique`: which submissions give the same
+        run. `debounce`: submissions with the same key (made by `unique`, or given as `key=`) become one run, with the
+        arguments of the last submission. The run starts when no such submission has come for the time `debounce`.
+        `batch`: the function takes a list of items and returns a list of results; each item is a run. `on_failure`: a
+        task that runs when a run has failed for good or has expired; this task takes a leasehold.Failed.
+        `cancel_grace`: how long an attempt of a cancelled run may take to stop, in whole seconds, at most an hour; then
+        the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:
@@ -152,10 +153,10 @@ class App:
     def workflow(self, *function: Any, **options: Any) -> Any:
         """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
 
-        `name`: the workflow's name; by default the function's name. `queue`: only workers that serve this queue run it.
-        `version`: the value of `ctx.version` in new runs. `timeout`: the longest time between two waits of the
-        function. `cancel_grace`: how long a cancelled run may take to undo its work, in whole seconds, at most an hour;
-        then the platform ends the run.
+        `name`: the workflow's name; by default the function's name. `queue`: only workers that serve this queue run the
+        workflow. `version`: the value of `ctx.version` in new runs. `timeout`: the longest time between two waits of
+        the function. `cancel_grace`: how long a cancelled run may take to undo its work, in whole seconds, at most an
+        hour; then the platform ends the run.
         """
         terms = WorkflowTerms(**options)
         if function:
@@ -290,7 +291,7 @@ class App:
         for task in tasks:
             self._refuse_mixed_queue(task, queue)
         for task in tasks:
-            task.pipeline.move_to(queue)  # for a wrong name of the queue, the first call raises
+            task.pipeline.move_to(queue)  # if the queue's name is not valid, already the first call raises
 
     def _refuse_mixed_queue(self, task: Task[..., Any], queue: str) -> None:
         """Raises DeclarationError if the queue, with this task in it, would have both isolated and other tasks."""
@@ -310,13 +311,13 @@ class App:
         self._added_kinds += kinds
 
     def use(self, settings: Settings) -> None:
-        """Submit with these settings instead of the environment's."""
+        """Submit with these settings instead of those that come from the environment."""
         self.connections.use(settings)
 
     def use_api(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
         """Submit through the HTTP API, with an API key and without a database URL. `url`, `key`: by default
         LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds the app repeats a request while the API
-        does not answer or has no room. After that time the call raises Unavailable.
+        does not answer, or refuses the request for now. After that time the call raises Unavailable.
 
         The API must have been started with this app (`leasehold api MODULE:app`). `submit_in`, `id=`, `unique=`
         without a `key=`, and `debounce=` need the database.
@@ -335,8 +336,8 @@ class App:
         serve the app again.
 
         If a part of the worker fails, the block is cancelled, and `serving` raises the error. If an operator drains the
-        worker (`leasehold workers drain`), or most of its threads are stuck, it claims no further task, and the block
-        goes on.
+        worker (`leasehold workers drain`), or most of its threads are stuck, the worker claims no further task, and the
+        block goes on.
         """
         from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
         from leasehold.app.program import check_no_import_of_child  # noqa: PLC0415 - as above

@@ -19,7 +19,9 @@ STEP = "run"
 
 
 class Follower(Protocol):
-    """The task that runs after another task has failed. It is a Task[[leasehold.Failed], Any]."""
+    """What the options need of the task in `on_failure`, which runs after another task has failed. It is a
+    Task[[leasehold.Failed], Any].
+    """
 
     name: str
     arguments: Arguments
@@ -62,7 +64,7 @@ class TaskTerms:
     cancel_grace: timedelta = timedelta(seconds=30)
 
     def check_types(self) -> None:
-        """Raises DeclarationError for an option of a wrong type. The message says what to write."""
+        """Raises DeclarationError for an option of a wrong type. The error's message says what to write."""
         check_name_and_times(self.name, self.queue or "", self.timeout, self.cancel_grace)
         if self.debounce is not None:
             check_time("debounce", self.debounce)
@@ -71,8 +73,7 @@ class TaskTerms:
             check_kind(name, getattr(self, name), bool, "True")
         for name, kind, argument in (("limit", Limit, "at_most="), ("unique", Unique, ""), ("batch", Batch, "size=")):
             value = getattr(self, name)
-            # If the program gave a number, as in `limit=5`, the message repeats the number. It then says to write
-            # Limit(at_most=5).
+            # If the program gave a number, as in `limit=5`, the message repeats the number: write Limit(at_most=5).
             number = "" if not argument else value if is_whole(value) else 10
             if value is not None:
                 check_kind(name, value, kind, f"{kind.__name__}({argument}{number})")

@@ -55,8 +55,8 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name. A
     detail that is None is left out.
 
-    All acts of one transaction must be of one tenant, because a row locks the chain of its tenant. Two transactions
-    that write to the same two chains, in opposite order, could deadlock.
+    All rows of one transaction must be in one tenant's chain, because each row locks its chain. Otherwise two
+    transactions that write to the same two chains in opposite order could deadlock.
     """
     details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
@@ -120,7 +120,8 @@ def _condition(audit_filter: AuditFilter, before: tuple[datetime, UUID] | None) 
     return " AND ".join(conditions), arguments
 
 
-# $1: the tenant. $2: the number of the last row before the part. $3: the number of the last row to read.
+# Reads a part of a chain. $1: the tenant. $2: the number of the last row before the part. $3: the number of the chain's
+# last row to read; the LIMIT may end the part earlier.
 _PART_OF_CHAIN = f"""
 -- audit_piece
 SELECT {_COLUMNS} FROM audit WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT {_ROWS_PER_READ}
@@ -137,8 +138,8 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
     """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`: the number of its first
     row. `first_previous`: the hash of the row before the first row. An operator may keep the heads outside of the
-    database, and later `verify` against an old head. This shows whether somebody has changed or deleted rows up to that
-    head.
+    database, and later call `verify` with an old head. The result shows whether somebody has changed or deleted rows up
+    to that head.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
@@ -157,8 +158,8 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. For the first of these
-    rows, this hash is not checked, because the row before is not read.
+    """Check only the newest `at_most` rows. Otherwise the same as `verify`. Each row has the hash of the row before it.
+    In the first checked row, this hash is not checked, because the row before it is not read.
     """
     after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:
@@ -202,14 +203,14 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
-    """Delete rows that are older than `days`. PostgreSQL's function `forget_audit` takes the chains of the oldest
-    `at_most` such rows, and deletes at most `at_most` rows of each chain. So in sum it may delete more than `at_most`
-    rows. Returns whether further rows may be due.
+    """Delete rows that are older than `days`. The database's function `forget_audit` finds the oldest `at_most` such
+    rows. Of each chain that has one of them, it deletes at most `at_most` rows. So in sum it may delete more than
+    `at_most` rows. Returns whether more rows may have to be deleted.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most
 
 
 def as_answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for answers of the API and for exports, in which `details` is an object."""
+    """A row in the form of the API's answers and of exports: `details` is an object instead of JSON text."""
     return {**row, "details": orjson.loads(row["details"])}

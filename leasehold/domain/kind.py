@@ -16,7 +16,8 @@ from leasehold.domain.pipeline import Pipeline
 
 #: The name of a kind. Tables (`alembic_version_{name}`) and settings (`LEASEHOLD_{NAME}_`) contain it.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-#: The kind of the jobs of templates, and of pipelines that belong to no kind. No other kind may have this name.
+#: The name of the kind to which the jobs of templates belong, and the jobs of pipelines without a Kind. No other kind
+#: may have this name.
 RUN = "run"
 
 
@@ -46,13 +47,13 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """As Objects, but for objects whose whole key is in a row. The age of these objects counts from their last change
-    in the store.
+    """Objects whose whole key is in a row. Otherwise the same as `Objects`. The age of such an object counts from its
+    last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
-    `owners`: an SQL query that returns, as `id`, the keys of the text array `$1` that a row has. `keys`: an SQL query
-    for the keys of objects that must exist. It returns at most `$2` rows, in the order of the keys, from the first key
-    above `$1`. Each row has the key twice, as `id` and as `key`.
+    `owners`: an SQL query that gets keys in the text array `$1`, and returns, as `id`, those that are in a row. `keys`:
+    an SQL query for the keys of objects that must exist. It returns at most `$2` rows, in the order of the keys, from
+    the first key above `$1`. Each row has the key twice, as `id` and as `key`.
     """
 
     prefix: str
@@ -63,7 +64,7 @@ class NamedObjects:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of work. Each hook is a `module:attribute`; None: the kind has no such hook.
+    """A kind of work. Each hook is named as `module:attribute`; None: the kind has no such hook.
 
     `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`). Each process
     checks it at start, and `leasehold settings` lists it. The kind's code makes an instance of the class where it needs

@@ -1,5 +1,5 @@
-"""What a worker records about a task whose code it lacks, and how long it puts the task off. This happens during a
-deployment, while workers of two releases run.
+"""What a worker records about a task whose code the worker lacks, and how long the task then pauses. This happens
+during a deployment, while workers of two releases run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MAX_CHARACTERS = 2000
 
 
 def joined_handlers(handlers: Iterable[str]) -> str | None:
-    """The handlers (each a `pipeline.step`) as one text, `a.b, c.d`. Only a worker that has all of them makes the task
-    due at once. None: there are no handlers, or the text would be too long. Then no worker makes the task due before
-    its pause has passed.
+    """The task's handlers (each named `pipeline.step`) as one text, `a.b, c.d`. Only a worker that has all of these
+    handlers ends the task's pause early. None: there are no handlers, or the text would be too long. Then no worker
+    ends the pause early.
     """
     text = ", ".join(sorted(set(handlers)))
     return text if 0 < len(text) <= _MAX_CHARACTERS else None
@@ -33,9 +33,9 @@ def split_handlers(text: str) -> list[str]:
 
 
 def pause_without_code(job_id: UUID) -> float:
-    """Seconds of the pause if no living worker may have the code. It grows with the age of the job, because each pause
-    adds two events to the job's history. A worker with the code makes the task due at once
-    (transitions/unknown_tasks.py). Workers of older releases do not do this.
+    """Seconds of the pause if perhaps no living worker has the code. An old job gets a long pause, because each pause
+    adds two events to the job's history. A worker that has the code ends the pause early
+    (transitions/unknown_tasks.py). Only workers of older releases do not end it.
     """
     return min(max(_age_of(job_id), SHORTEST_PAUSE), LONGEST_PAUSE)
 

@@ -11,16 +11,16 @@ from math import ceil
 from leasehold.domain.pipeline import pinned_queue
 
 #: A pool grows to the size at which all its slots (a slot is room for one attempt in a worker) are busy. It shrinks to
-#: the size at which this share of them is busy. An example is a load that keeps 7 workers busy: the pool grows if it
-#: has fewer than 7, and shrinks if it has more than 10. With 7 to 10 workers the pool keeps its size, because small
-#: changes of the load must not start and stop workers.
+#: the size at which this part of its slots is busy. For example, if a load keeps 7 workers busy, the pool grows if it
+#: has fewer than 7 workers, and shrinks if it has more than 10. With 7 to 10 workers the pool keeps its size, because
+#: small changes of the load must not start and stop workers.
 BUSY_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
     """The load of a queue. `due`: tasks that could start now. `running`: running attempts. `oldest`: seconds that the
-    oldest due task has waited. `attempt_seconds`: about how long a running attempt takes; None: no attempt runs.
+    oldest due task has waited. `attempt_seconds`: about how many seconds an attempt takes; None: no attempt runs.
     `slots`: how many slots one worker has for this queue; 0: the pool does not serve the queue; None: no worker of the
     pool has reported.
     """
@@ -33,8 +33,8 @@ class QueueLoad:
 
 
 def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """These queues, and each of them pinned to each label (`QUEUE@LABEL`, which only workers with the label serve). A
-    queue that is pinned already gets no second label.
+    """The given queues, and each of them pinned to each label. Only workers with the label serve the pinned queue
+    `QUEUE@LABEL`. A queue that is pinned already gets no second label.
     """
     return queues | {pinned_queue(queue, label) for queue in queues for label in labels if "@" not in queue}
 
@@ -62,5 +62,5 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
         least = max(least, present, 1)
     busy_workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
     grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / BUSY_SHARE)
-    size = min(max(present, grows_to), shrinks_to)  # the size between the two that is nearest to `present`
+    size = min(max(present, grows_to), shrinks_to)  # from `grows_to` to `shrinks_to`, as near to `present` as possible
     return min(max(size, least), most)

@@ -1,5 +1,5 @@
-"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were not valid hints
-(messages about due tasks).
+"""Metrics of this process's own connections to the broker: whether they are up, how often they were opened, how many
+messages were not valid hints (messages about due tasks), and for how many hints the broker had no queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leasehold.broker.base import Broker
 
 
 class BrokerMetrics(Collector):
-    """Reads the broker's own counts at each scrape."""
+    """At each scrape, reads the counts that the object `broker` of this process keeps."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

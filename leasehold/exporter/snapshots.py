@@ -1,6 +1,8 @@
-"""Estimates since when a snapshot is held. For a standby or a replication slot, PostgreSQL tells only the oldest
-transaction whose rows are still needed, and no time. It tells no time for sessions of other roles, either, unless the
-exporter's role may see them.
+"""Estimates for how long the oldest snapshot in the database has been held.
+
+PostgreSQL does not always report a time. For a standby or a replication slot, it reports only the oldest transaction
+whose rows are still needed. For a session of another database role, it reports a time only if the exporter's role may
+see that session.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from time import monotonic
 
-#: The most rounds that are remembered: two hours or more.
+#: At most this many rounds (one round of the exporter's queries each) are remembered. A round comes every 10 s or more
+#: rarely, so they cover at least two hours.
 _MAX_ROUNDS = 720
 
 
@@ -25,12 +28,15 @@ class SnapshotAges:
         self._times: list[float] = []
 
     def seconds(self, next_xid: int, age: int) -> float:
-        """Record a round. Returns for how many seconds, at least, the snapshot has been held. The number is precise to
-        one round. `age`: how many transactions began since the snapshot, as PostgreSQL's `age(xmin)`; 0: none began, so
-        the snapshot keeps nothing.
+        """Record a round. Returns for how many seconds, at least, the snapshot has been held. The result is too small
+        by at most the time between two rounds, unless the snapshot is older than the remembered rounds.
+
+        `next_xid`: the next transaction id of the server. `age`: how many transactions began since the snapshot, as
+        PostgreSQL's `age(xmin)`; 0: none began, so the snapshot keeps nothing.
         """
         now = self._clock()
-        if self._next_xids and next_xid < self._next_xids[-1]:  # another server, which counts its own transactions
+        # If the ids went back, this is another server, which counts its own transactions.
+        if self._next_xids and next_xid < self._next_xids[-1]:
             self._next_xids.clear()
             self._times.clear()
         self._next_xids.append(next_xid)

@@ -13,7 +13,9 @@ def is_grey16(image: Image.Image) -> bool:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey to its high bytes, because a plain conversion would clip every value above 255 to white."""
+    """Convert 16-bit grey to its high bytes, because a plain conversion would clip every value above 255 to white. If
+    the picture declares one grey value as transparent, the result gets an alpha channel.
+    """
     grey16 = image.convert("I")
     grey8 = grey16.point([value >> 8 for value in range(65536)], "L")
     transparent_value = image.info.get("transparency")

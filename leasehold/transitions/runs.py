@@ -58,15 +58,15 @@ class NewRun:
     callback_url: str | None = None
     #: The run does the work of a step of a workflow (`ctx.run` of a limited task). It waits only at the limits that its
     #: task declares. It does not wait at an operator's limits, because the workflow already has a place there, and
-    #: would wait for itself. As with any step, no webhook and no `on_failure` run follows its end, because the workflow
-    #: handles the end.
+    #: would wait for itself. No webhook and no `on_failure` run follows the end of this run, because the workflow
+    #: handles the end, as for any other step.
     is_step: bool = False
     id: UUID = field(default_factory=new_id)
 
 
 class Duplicate(Conflict):
-    """Another unfinished run of the template has the dedupe key. The caller must roll back. Then the caller may answer
-    with the other run, if that run is still unfinished.
+    """Another unfinished run of the template has the dedupe key. The caller must roll back. After that, the caller may
+    answer with the other run, if that run is still unfinished.
     """
 
     def __init__(self, other: object = None) -> None:
@@ -119,9 +119,9 @@ async def create_together(
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, but without a transaction. Writes the runs to which no concurrency limit applies, and
-    leaves out the others. Returns for each run whether it was written, and the hints. A dedupe key that is taken raises
-    asyncpg.UniqueViolationError, and not Duplicate.
+    """Writes those of the runs to which no concurrency limit applies, and leaves out the others. Otherwise it does the
+    same as `create_together`, but needs no transaction. Returns for each run whether it was written, and the hints.
+    Raises asyncpg.UniqueViolationError, not Duplicate, if an unfinished run has one of the dedupe keys.
     """
     by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
@@ -143,9 +143,9 @@ async def _create_independent(
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
-# The concurrency limits (by the table `gate_job`) of the unfinished runs that have the keys of the submissions. $1 the
-# tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no partial index for the
-# condition.
+# The concurrency limits (by the table `gate_job`) at which the unfinished runs with the keys of the submissions have
+# waited so far. $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no
+# partial index for the condition.
 _LIMITS_UNTIL_NOW = f"""
 -- runs_limits_until_now
 SELECT DISTINCT g.tenant_id, g.key
@@ -155,7 +155,7 @@ JOIN gate_job g ON g.job_id = j.id
 WHERE {unindexed("j.finished_at IS NULL")}
 """
 
-# The runs among $1 that are held: they wait at their concurrency limits.
+# Those of the runs $1 that are held, which means that they wait at their concurrency limits.
 _HELD = """
 -- runs_held
 SELECT j.id, j.priority, max(t.available_at) AS starts_at FROM job j JOIN task t ON t.job_id = j.id
@@ -166,11 +166,13 @@ WHERE j.id = ANY($1::uuid[]) AND j.held GROUP BY j.id, j.priority
 async def merge(
     connection: Connection, tenant_id: str, new: Sequence[NewRun], submissions: Sequence[Debounced]
 ) -> list[UUID | None]:
-    """Debounce: give the arguments of each submission to the run with its key, if that run has not started. The run
-    then waits at the concurrency limits of its new arguments. `new`: for each submission the run that it would create.
+    """Debounce: give the arguments of each submission to the run with the submission's key, if that run has not
+    started. The run then waits at the concurrency limits of its new arguments. `new`: for each submission, the run that
+    the submission would create.
 
     Returns for each submission the run that took its arguments, now or earlier, or None if there is no such run.
     """
+    # `nth`: the number of a submission in `submissions`, from 1.
     records = await debounce.lock_keys(connection, tenant_id, submissions)
     run_of_nth = await debounce.written_earlier(connection, tenant_id, records)
     records = [record for record in records if record["nth"] not in run_of_nth]
@@ -183,15 +185,15 @@ async def merge(
 async def _merge(
     connection: Connection, tenant_id: str, new: Mapping[int, NewRun], records: Sequence[Mapping[str, Any]]
 ) -> dict[int, UUID]:
-    """As `debounce.merge`, with the same `records` and the same result. Held runs then wait at the limits of their new
-    arguments. `new`: `nth` of a submission -> the run that it would create.
+    """Do the work of `debounce.merge`, with the same `records` and the same result. In addition, let held runs wait at
+    the limits of their new arguments. `new`: `nth` of a submission -> the run that the submission would create.
     """
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     limits_of_new = {nth: _declared_limits(rules, run) for nth, run in new.items()}
     if not any(limits_of_new.values()):
         return await debounce.merge(connection, tenant_id, records)
-    # The order of the locks: the keys, then the limits, then the jobs. The limits at which the jobs wait until now are
-    # locked, too. Otherwise an admission at these limits would not see that a job now waits at other limits.
+    # Lock the keys first, then the limits, and then the jobs. Besides the new limits, lock the limits at which the jobs
+    # have waited so far. Otherwise an admission at those limits would not see that a job now waits at other limits.
     earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
     new_limits = [limit for own_limits in limits_of_new.values() for limit in own_limits]
     await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
@@ -262,16 +264,17 @@ async def revive(
     *,
     replaces_params: bool = False,
 ) -> CreatedRun | None:
-    """failed -> pending, queued or waiting_worker, for the run `new.id`. The run waits for its scope and at its limits
-    as a new run does. Returns None if there is no such failed run. Call this in a transaction.
+    """failed -> pending, queued or waiting_worker, for the run `new.id`. As a new run does, the run waits at its limits
+    and, if the policy says so, for other runs of its scope. Returns None if there is no such failed run. Call this in a
+    transaction.
 
     `new.params`: the parameters of the run from now on. `replaces_params`: whether they replace the stored parameters;
     if False, `new.params` are the stored parameters. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
-    the run would skip other steps with the new parameters. The reason: the skipped steps decide which tasks wait for
-    each other. Raises Invalid `workflow_has_begun` for other parameters of a workflow that has made calls, because the
-    journal has these calls with the arguments that follow from the old parameters.
+    the run would skip other steps with the new parameters than with the old ones, because the skipped steps decide
+    which tasks wait for each other. Raises Invalid `workflow_has_begun` if the parameters change and the run is a
+    workflow that has made calls. The journal has these calls with the arguments that follow from the old parameters.
     """
     await debounce.lock_keys_of_jobs(connection, new.tenant_id, [new.id])
     failed_job = await connection.fetchrow(
@@ -330,8 +333,8 @@ class _Admission:
 
 
 async def write_limits(connection: Connection, new: NewRun) -> dict[str, TenantRules]:
-    """Write the limits at which the run will wait. Call this before a statement that locks another job, for the same
-    reason as `lock_limits`. Returns the rules for `create_together`.
+    """Write the rows of the limits at which the run will wait. Call this before a statement that locks another job, for
+    the same reason as `lock_limits`. Returns the rules that `create_together` takes as `by_tenant`.
     """
     by_tenant = await limits.tenant_rules(connection, {new.tenant_id})
     if own_limits := limits_of(new, by_tenant[new.tenant_id]):
@@ -419,7 +422,8 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in (_EXCLUSIVE, _DEDUPE):
             raise
-        await _refuse_duplicate(connection, new)  # the other run may have both keys, and PostgreSQL names only one
+        # Check the dedupe key first. The other run may have both keys, and PostgreSQL names only one violated index.
+        await _refuse_duplicate(connection, new)
         if error.constraint_name == _DEDUPE:  # the other run has just ended
             raise Duplicate from None
         other = await connection.fetchval(

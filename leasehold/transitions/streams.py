@@ -1,8 +1,8 @@
 """Writes the chunks that attempts emit (the pieces of a job's stream) to the table `job_stream`. Only the holder of the
 lease may write. No job or task changes its state.
 
-A step that runs again begins its stream again. In the rows of such an attempt `restarts` is true, and readers then drop
-the chunks of earlier attempts of that step. All these rows have the mark, because PostgreSQL may refuse the first row.
+A step that runs again begins its stream again. In all rows of such an attempt `restarts` is true, and readers then drop
+the chunks of earlier attempts of that step. The first row alone would not be enough, because PostgreSQL may refuse it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from leasehold.transitions.numbering import insert_numbered
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """A row of `job_stream`: successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first
-    chunk's number among those of its attempt, from 1. `restarts`: if True, the chunks of earlier attempts of the step
-    are void; if False, they are void only if an attempt has failed since the last chunk.
+    """A row of `job_stream`: successive chunks of one attempt. `chunks`: each is one JSON object. `first`: the first
+    chunk's number among all chunks of its attempt, from 1. `restarts`: if True, the chunks of earlier attempts of the
+    step are void; if False, they are void only if an attempt has failed since the last chunk.
     """
 
     lease: Lease
@@ -30,9 +30,9 @@ class StreamChunk:
     restarts: bool
 
 
-# This statement has the form of APPEND_LOG, and logs.py gives the reasons: the commit does not wait for the disk, and
-# `insert_numbered` numbers the chunks. The difference: this statement writes a row only while its attempt has the
-# lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
+# This statement has the form of APPEND_LOG: the commit does not wait for the disk, and `insert_numbered` numbers the
+# chunks. logs.py gives the reasons. But this statement writes a row only while the row's attempt has the lease. The CTE
+# `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 #
 # An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row. The
 # statement sees these failures by the attempt's number, which is then higher than that of the row. (A snooze takes the
@@ -56,7 +56,7 @@ WITH asynchronous AS MATERIALIZED (
 
 
 async def append(connection: Connection, chunks: Sequence[StreamChunk]) -> None:
-    """Write the chunks in this order. Chunks of lost leases are dropped."""
+    """Write the chunks in the given order. Chunks of lost leases are dropped."""
     await connection.execute(
         APPEND_STREAM,
         [chunk.lease.owner for chunk in chunks],

@@ -23,8 +23,9 @@ class Port(Protocol):
         """The oldest unconsumed signal of this name whose id is greater than `after`, if there is one."""
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run, because Cancelled was raised
-        in its code. Returns False, and writes nothing, if a cancel was requested that the workflow has not seen.
+        """Commit the calls now. `cancelling`: whether the workflow has seen the cancel of its run, which means that
+        Cancelled was raised in its code. Returns False, and writes nothing, if a cancel was requested that the workflow
+        has not seen.
         """
 
     async def start(
@@ -40,8 +41,8 @@ class Port(Protocol):
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         """The bytes of an output of `child`, a succeeded step. `output`: the output's name. With `is_run`, `child` is a
-        succeeded run. The output then belongs to the run's own single step. It does not belong to a step that the run's
-        workflow started.
+        succeeded run instead. Then this method returns the output of the run's own single step. If the run is a
+        workflow, the steps that it started do not count.
         """
 
     async def call(self, function: Callable[[], Any]) -> Any:

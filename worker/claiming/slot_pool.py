@@ -67,11 +67,12 @@ _FAILED_CLAIM_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """The result of a poll. `has_more`: more tasks may be due. `hinted`: hints announce the tasks that are left, so the
-    pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
-    hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """The result of a poll. `has_more`: more tasks may be due. `hinted`: hints announce the due tasks that the poll did
+    not claim, so the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because
+    the broker has hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
-    `found_no_slot`: there was no free slot, so the pool sent no query. In this case `hinted` comes from earlier polls.
+    `found_no_slot`: there was no free slot, so the pool sent no query. In this case `hinted` follows from earlier
+    polls.
     """
 
     has_more: bool
@@ -152,7 +153,7 @@ class SlotPool:
         # Set when a poll is requested, when the slot that is kept for a poll becomes free, and when the pool stops.
         self._may_poll = asyncio.Event()
         self._enough_ended = asyncio.Event()  # set when the attempts that `_wait_for_ends` awaits have ended
-        self._ends_left = 0  # how many of these attempts have not ended yet; below 0 if more have ended
+        self._ends_left = 0  # how many of the awaited attempts have not ended yet; below 0 if more have ended
         self._finds_unhinted = False  # the last polls found only tasks that no hint announces (see `_claim_due`)
         self._following: asyncio.Task[None] | None = None  # the loop `_follow_hints`
         self._polling: asyncio.Task[None] | None = None  # the loop `_poll`
@@ -236,8 +237,8 @@ class SlotPool:
 
     def lend(self, tenant: str) -> bool:
         """Release the slot of an attempt that only waits for a thread or a process, so that another attempt can use it.
-        Returns False if `slots` attempts (the maximum) wait without a slot already. Then this attempt keeps its slot.
-        The maximum bounds how many leases the worker holds.
+        At most `slots` attempts may wait without a slot, because this maximum bounds how many leases the worker holds.
+        Returns False if the maximum is reached; then this attempt keeps its slot.
         """
         if self._lent >= self.slots:
             return False
@@ -253,11 +254,11 @@ class SlotPool:
         self._shares.take(tenant)
 
     def _acknowledge_duplicates(self) -> None:
-        """Acknowledge the waiting hints of tasks that this worker holds: a poll claimed these tasks before their hints
-        arrived. If these hints stayed, the pool would count them as other tasks that wait. Jobs of many steps would
-        then leave their slots after each step.
+        """Acknowledge the waiting hints of tasks that this worker holds, because a poll claimed the tasks before their
+        hints arrived. If these hints stayed, the pool would count them as hints of other tasks that wait. Then jobs of
+        many steps would leave their slots after each step.
         """
-        # `holds` is not enough: after an outage of the database, it may be True for tasks that the worker has lost.
+        # The claimer's `holds` is not enough, because after an outage of the database it may be True for lost tasks.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return
@@ -373,8 +374,9 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has sent no query. Other tasks may wait nevertheless. Their hints are still in
-            # the broker if the running attempts hold as many unacknowledged hints as the broker allows.
+            # A poll that found no slot has sent no query, so other tasks may wait. Perhaps no hint of them is here
+            # either: while the running attempts hold as many unacknowledged hints as the broker allows, other hints
+            # stay in the broker.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -407,8 +409,8 @@ class SlotPool:
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
-        """Wait until this number of attempts has ended, at most `seconds`. Returns how many have ended. It may return a
-        larger number than `attempts`, because one batch of settlements ends many attempts before this method goes on.
+        """Wait until this number of attempts has ended, at most `seconds`. Returns how many have ended. The result may
+        be larger than `attempts`, because one batch of settlements may end many attempts before this method goes on.
         """
         self._ends_left = attempts
         self._enough_ended.clear()
@@ -448,16 +450,16 @@ class SlotPool:
         return bool(self._hints) or len(self._attempts) >= max(1, _CROWDED * self.slots)
 
     def _keep_next_slot(self, *, keeps: bool) -> None:
-        """Keep the next shared slot that becomes free for a poll, or return it to the hints."""
+        """Keep the next shared slot that becomes free for a poll; with `keeps` False, let hints use it again."""
         if keeps != self._keeps_next_slot:
             self._keeps_next_slot = keeps
             self._shares.kept_for_poll += 1 if keeps else -1
             self._may_start.set()
 
     async def _claim_due(self, overdue_seconds: float, at_most: int | None = None) -> _PollResult:
-        """Claim due tasks, and run them in the free slots. New tasks (`pending`) must have been due for
-        `overdue_seconds`. If no shared slot is free, claim tasks of tenants that run nothing here, and run these in the
-        reserve.
+        """Claim due tasks, at most `at_most`, and run them in the free slots. New tasks (`pending`) must have been due
+        for `overdue_seconds`. If no shared slot is free, claim only tasks of tenants that run nothing here, and run
+        them in the reserve.
         """
         shares = self._shares
         # Claim tasks for at most half of the slots. During the poll, attempts in the other half are settled.
@@ -487,7 +489,8 @@ class SlotPool:
 
     async def _claim_from_database(self, limit: int, overdue_seconds: float) -> Polled | None:
         """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
-        # `rooms`: how many tasks the poll may claim for each tenant. Its `others` are tenants that run nothing here.
+        # `rooms`: how many tasks the poll may claim for each tenant. In its fields, "others" are the tenants that run
+        # nothing in this pool.
         others_overdue = _LATE_HINT_SECONDS if self._is_crowded else None
         rooms = replace(self._shares.begin_poll(limit), others_overdue=others_overdue)
         try:

@@ -17,32 +17,33 @@ from leasehold.domain.lease import Lease
 if TYPE_CHECKING:
     from leasehold.db.database import Connection
 
-#: The most seconds of one `beyond_limit` block. They bound how long a worker whose main loop hangs keeps the lease.
+#: The most seconds of one `beyond_limit` block. If the worker's main loop hangs in such a block, the heartbeat renews
+#: the lease for no longer than this.
 MAX_BEYOND_LIMIT_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease. The heartbeat's thread writes `trusted_until` and `overdue`. Both this thread and the main loop write
-    `lost` and `cancelled`. The main loop reads all four, and runs the two callbacks. The heartbeat renews the lease
-    until the monotonic time `renew_until`, which the main loop writes.
+    """One lease. The heartbeat's thread writes `trusted_until` and `overdue`. Both the heartbeat's thread and the main
+    loop write `lost` and `cancelled`. The main loop reads all four, and runs the two callbacks of `subscribe`. The
+    heartbeat renews the lease until the monotonic time `renew_until`, which the main loop writes.
     """
 
     lease: Lease
     renew_until: float
-    #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over:
-    #: if PostgreSQL lost the session of this worker, this worker looks dead to the others.
+    #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over,
+    #: because this worker looks dead to the others if PostgreSQL has lost its session.
     trusted_until: float = field(init=False)
-    #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
+    #: The attempt's context variables. The heartbeat logs with them, so its lines about this lease name the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The attempt runs long after its time limit, and must end while it still holds the lease.
+    #: The attempt has run far beyond its time limit, and must end while it still holds the lease.
     overdue: bool = field(default=False, init=False)
     #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another
     #: worker may have the task by now.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
-    #: Whether PostgreSQL has just confirmed that this worker owns the lease.
+    #: Returns whether PostgreSQL has just confirmed that this worker owns the lease.
     confirmed: Callable[[], bool] = field(default=lambda: True)
     #: The connections of the pool that the attempt has now.
     _borrowed: set[Connection] = field(default_factory=set, init=False)
@@ -55,9 +56,9 @@ class HeldLease:
         self.trusted_until = self.lease.trusted_until
 
     def subscribe(self, stop: Callable[[], object], on_cancel: Callable[[], object]) -> None:
-        """Call this in the main loop. `stop` runs when the lease is lost, or the attempt overdue; `on_cancel` when a
-        client cancels the job. If one of these has happened already, its callback runs immediately; if both have
-        happened, `stop` runs.
+        """Register the attempt's callbacks. Call this in the main loop. `stop` runs when the lease is lost, or the
+        attempt overdue. `on_cancel` runs when a client cancels the job. If a callback's event has happened already, the
+        callback runs immediately; if both events have happened, only `stop` runs.
         """
         self._stop, self._on_cancel = stop, on_cancel
         if self.lost or self.overdue:
@@ -107,11 +108,11 @@ class HeldLease:
         self._borrowed.discard(connection)
 
     def give_up(self) -> None:
-        """The handler did not stop, and runs on without its attempt. Cut the connections that it has, so that the pool
-        opens new ones in their place. The handler gets no other connections.
+        """Call this if the handler did not stop, and runs on without its attempt. Cuts the connections that the handler
+        has, so that the pool opens new ones in their place. From now on the handler gets no connection.
         """
         self._given_up = True
         for connection in self._borrowed:
-            with suppress(asyncpg.InterfaceError):  # the server has ended the session: the pool has the connection back
+            with suppress(asyncpg.InterfaceError):  # raised if the pool already has the connection back
                 connection.terminate()
         self._borrowed.clear()

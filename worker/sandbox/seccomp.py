@@ -2,8 +2,8 @@
 
 The filter is a deny list. It denies the calls with which a hostile picture that controls its decoder could reach
 anything outside the child. An allow list would be tighter. But each version of a decoder or tensor library uses other
-calls, and operators soon switch off a filter that breaks a release. Calls that are newer than this list are denied,
-too: the filter answers them as an older kernel would. The numbers come from the kernel's `unistd` tables.
+calls, and operators soon switch off a filter that breaks a release. Calls that are newer than this list fail, too,
+because the filter answers them as an older kernel would (ENOSYS). The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MACHINES = {
 #: The calls that the filter answers with EPERM -> their numbers (x86_64, aarch64). None: the architecture has no such
 #: call.
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
-    # the network; a child uses its protocol's socket by read(2) and write(2)
+    # the network; the child's socket to the worker needs none of these calls, only read(2) and write(2)
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
     "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206),
     "sendmsg": (46, 211), "sendmmsg": (307, 269),
     # programs and processes; the rule on clone admits threads
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
-    # other processes; kill and tgkill have their own rule
+    # other processes; for kill and tgkill see `_only_self`
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "process_mrelease": (448, 448), "move_pages": (279, 239),
     "migrate_pages": (256, 238), "get_robust_list": (274, 100), "kcmp": (312, 272), "pidfd_open": (434, 434),
@@ -56,13 +56,13 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     # links and devices: the worker uploads what lies in the attempt's directory, so nothing there may point elsewhere
     "symlink": (88, None), "symlinkat": (266, 36), "link": (86, None), "linkat": (265, 37),
     "mknod": (133, None), "mknodat": (259, 33),
-    # owners and modes of files that the worker's user has elsewhere
+    # owners, modes and attributes of files that the worker's user has outside of the attempt's directory
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "removexattrat": (466, 466), "getxattrat": (464, 464), "listxattrat": (465, 465),
-    # calls that old versions of Landlock do not check, and calls that watch the files of others
+    # calls that old versions of Landlock do not check, and calls that watch files of other programs
     "truncate": (76, 45), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27), "fanotify_mark": (301, 263), "lookup_dcookie": (212, 18),
     # memory that the address-space limit does not count, or that outlives the process
@@ -85,8 +85,8 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162), "vhangup": (153, 58), "lsm_set_self_attr": (460, 460),
 }  # fmt: skip
 
-#: The filter answers these calls as a file system without extended attributes does. Programs then copy files without
-#: the attributes.
+#: The filter answers these calls with ENOTSUP, as a file system without extended attributes does. Programs then copy
+#: files without the attributes.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
     "llistxattr": (195, 12), "flistxattr": (196, 13),
@@ -95,9 +95,9 @@ _UNSUPPORTED: dict[str, tuple[int, int]] = {
 #: The number of the newest call in these tables. From 424 on, a number means the same call on every architecture.
 NEWEST = 467
 
-#: The filter answers these calls as a kernel without them does. clone3 passes its flags behind a pointer, where a
-#: filter cannot read them; without clone3 the C library uses clone(2), whose flags a filter can read. io_uring would
-#: make socket calls that no rule above sees.
+#: The filter answers these calls with ENOSYS, as a kernel without them does. clone3 passes its flags behind a pointer,
+#: where a filter cannot read them. Without clone3 the C library uses clone(2), whose flags a filter can read. io_uring
+#: would make socket calls that no rule above sees.
 _ABSENT: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -111,8 +111,8 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: Commands of fcntl and ioctl that choose a process, to which the kernel sends a signal when input arrives. With these
-#: commands a child could signal any process. The last command puts input into a terminal.
+#: Commands of fcntl and ioctl. They choose a signal, and the process to which the kernel sends it when a file changes
+#: or gets input. So a child could signal any process. The last command, TIOCSTI, puts input into a terminal instead.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000  # set in the numbers of the x32 calls, a second set of numbers for the same calls
@@ -124,6 +124,7 @@ _DENY, _NO_SUCH_CALL = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _NOT_SUPPORTED = 0x00050000 | errno.ENOTSUP
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 
+# Two operations of seccomp(2), and the flag that puts all threads of the process under the filter.
 _SET_MODE_FILTER, _GET_ACTION_AVAIL, _FLAG_TSYNC = 1, 2, 1
 
 
@@ -142,8 +143,8 @@ def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _for_call(number: int, *body: bytes) -> bytes:
-    """Run `body` only for the system call `number`. Every body ends in a return, so no later test needs the loaded
-    number. So a body may overwrite this number.
+    """Run `body` only for the system call `number`. A body may load another value in place of the call's number,
+    because every body ends in a return, so no later test runs.
     """
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
@@ -212,7 +213,7 @@ class _Program(ctypes.Structure):
 
 
 def supported_machine() -> Machine | None:
-    """The entry of this machine in MACHINES; None if there is none, or its kernel cannot filter system calls."""
+    """The entry of this machine in MACHINES. None: it has no entry, or its kernel cannot filter system calls."""
     machine = MACHINES.get(os.uname().machine)
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None

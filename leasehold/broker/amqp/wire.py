@@ -24,7 +24,8 @@ _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the 
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: While the handlers take all frames, `_Reader` gives the client an invented heartbeat at this interval, in seconds.
-#: The client considers a connection without frames dead, and a broker that delivers messages sends no heartbeats.
+#: Otherwise the client would consider the connection dead, because it gets no frames, and because a broker that
+#: delivers messages sends no heartbeats.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames. So a peer that sends a larger frame does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
@@ -58,7 +59,7 @@ class Sieve:
         self._handlers[channel] = handler
 
     def detach(self, channel: int, handler: FrameHandler) -> None:
-        """Stop giving frames to `handler`. If the channel's number already has another handler, nothing changes."""
+        """Stop giving frames to `handler`. Does nothing if a new channel with the same number has another handler."""
         if self._handlers.get(channel) is handler:
             del self._handlers[channel]
 
@@ -153,7 +154,9 @@ class _Reader(asyncio.StreamReader):
         return self._clock() - self._last_byte_at
 
     def restart_clocks(self) -> None:
-        """Count the silence from now, when the connection is open, not from the start of TCP and TLS."""
+        """Count the silence from now on. Call this when the connection is open, so the time for TCP and TLS does not
+        count.
+        """
         self._client_fed_at = self._last_byte_at = self._clock()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:

@@ -34,15 +34,16 @@ _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
 
 def _is_of_own_run(row: str) -> str:
     """SQL condition: the row of the journal belongs to a call whose work is done by a run of its own (`ctx.run` of a
-    limited task). The driver recognises such a row by the same mark (`is_own_run` in workflows/journal.py).
+    limited task). The name in such a row contains `#`. The driver recognises it by this, too (`is_own_run` in
+    workflows/journal.py).
     """
     return f"strpos({row}.name, '#') > 0"
 
 
 def _is_called_again(status: str) -> str:
-    """SQL condition: the journal's row `e` of such a call must be deleted, so that the workflow makes the call again.
-    The row `result` is always deleted. If the run failed, the row `start` stays, because the workflow retries the run.
-    `status`: SQL of the run's status.
+    """SQL condition: the journal's row `e`, of a call whose work is done by a run of its own, must be deleted, so that
+    the workflow makes the call again. The row `result` is always deleted. The row `start` stays if the run failed,
+    because the workflow then retries the run. `status`: SQL of the run's status.
     """
     return f"(e.kind = 'result' OR (e.kind = 'start' AND {status} IS DISTINCT FROM 'failed'))"
 
@@ -52,15 +53,19 @@ _REPLAYABLE = unindexed(
     "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 )
 
-# Only a failed job can be replayed. Its failed, skipped and cancelled steps run again, with their counters reset:
-# immediately, or after the steps that they need. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are
-# sent at the job's next end, too.
+# Only a failed job can be replayed. Its failed, skipped and cancelled steps run again, with their counters reset. Each
+# step runs immediately, or after the steps that it needs. Exceptions: the steps of _SKIPPED_BY_PARAMETERS and
+# _JOURNAL_DEPENDS do not run again. When the job ends again, webhooks are sent again.
 #
 # A workflow runs a limited task in a run of its own. Such a call has two rows in the journal, `start` and `result`,
 # both with the name of a step (`charge#1`). `calls_again` handles the calls whose runs have ended without success, if
 # the workflow has not recorded this end yet. If the run failed, `calls_again` deletes only the row `result`, and the
-# workflow retries the run. If the run was cancelled, has expired or was deleted, it cannot be retried. Then
-# `calls_again` deletes both rows, and the workflow starts another run.
+# workflow retries the run. A run that was cancelled, has expired or was deleted cannot be retried. Then `calls_again`
+# deletes both rows, and the workflow starts another run.
+#
+# `reopened_calls` opens two kinds of rows that a duty has closed (_CLOSE in transitions/workflows/children.py), because
+# the duty reads only open rows. By a row `result` without a value, the duty wakes the workflow when the awaited run
+# ends. By a row `start` with the value CLOSED, the duty cancels the run if the workflow ends without success again.
 #
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
 # $4: whether the job must wait at its concurrency limits (is `held`) first. `waiting_on` counts the steps for which a
@@ -163,8 +168,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Among the
-# steps that it needs, a step waits for those that also run again, and for those that have not succeeded (REPLAY revives
+# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Of the steps
+# that a step needs, it then waits for those that also run again, and for those that have not succeeded (REPLAY revives
 # them).
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
@@ -219,8 +224,9 @@ WHERE j.id = $1
 RETURNING (SELECT count(*) FROM rewound)
 """
 
-# As REWIND, but $2 names a call of the workflow $1 whose work was done by a run of its own (see REPLAY). If that run is
-# still going on, its rows stay.
+# Used if REWIND finds no step $2. Here $2 names a call of the workflow $1 whose work was done by a run of its own (see
+# REPLAY). The statement deletes the call's rows, so that the workflow makes the call again. If that run is still going
+# on, its rows stay.
 _REWIND_CALL = f"""
 -- rewind_call
 WITH called AS (
@@ -246,9 +252,9 @@ class AdmissionTerms:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
-    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`. `not_before`: since when the job
-    may start. The value is the time of the job's submission, so the job does not wait behind all jobs that were
-    submitted later.
+    """A replayed job that waits at its concurrency limits. It implements the protocol `concurrency.LimitedJob`.
+    `not_before`: since when the job may start. The value is the time of the job's submission, so the job does not wait
+    behind the jobs that were submitted later.
     """
 
     id: UUID
@@ -272,12 +278,13 @@ async def replay(
     """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay succeeded.
     Returns the hints to be published after the commit, or None if there is no such failed job.
 
-    `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
-    instead, and the steps that need this step run again, too. A step that had fanned out then fans out again, unless
-    `from_step` is one of its parts. `terms`: the job's limits and exclusive key from now on. None: the job waits at no
-    limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run of their `on_failure`
-    pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key. If the job has limits,
-    it waits until the caller calls `concurrency.admit`, which must follow the commit.
+    `params`: the job's new parameters, which the caller has validated; None: the job keeps its parameters. `from_step`:
+    the job goes on from this step instead of the failed step, and the steps that need `from_step` run again as well. A
+    step that had fanned out then fans out again, unless `from_step` is one of its parts. `terms`: the job's limits and
+    exclusive key from now on; None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines
+    whose failures start a run of their `on_failure` pipeline. `cause`: who retries the job, for its history. The job
+    always keeps its dedupe key. If the job has limits, it waits until the caller calls `concurrency.admit`, after the
+    commit.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.
@@ -329,8 +336,8 @@ async def replay_together(
     followed: Sequence[str] = (),
     cause: Mapping[str, str] | None = None,
 ) -> list[Announcement]:
-    """failed -> queued or waiting_worker, as `replay`, for jobs that have never had a limit, an exclusive key or a
-    dedupe key. They get none of these now.
+    """failed -> queued or waiting_worker, for several jobs that have never had a limit, an exclusive key or a dedupe
+    key. They get none of these now. Otherwise each job is replayed as by `replay`, from its failed step.
 
     The hints get the last band, because the many hints of a batch must not delay the hints of other jobs.
     """

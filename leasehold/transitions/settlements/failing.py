@@ -26,7 +26,8 @@ FOR UPDATE
 
 # $1 owners, $2 task ids, $3 epochs, $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds,
 # $9 MAX_CRASHES.
-# HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
+# HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held` (those that are still valid). The fragment
+# END_FAILED_JOBS reads `attempt_ended`, and adds `advanced_jobs` and `woken_hints` (see endings.py).
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
     -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
@@ -76,10 +77,11 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.pri
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry if the failure is retryable and attempts are left. Else -> failed, and the job fails, too.
+    """running -> retry if the failure is retryable and attempts are left. Else running -> failed, and the job fails,
+    too.
 
     Exception: if a workflow started the step, the job does not fail. The statement wakes the workflow, and the
-    workflow's code decides.
+    workflow's code decides what follows.
     """
     owners, task_ids, epochs = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():

@@ -51,9 +51,10 @@ def _table_bytes(flags: int) -> int:
 def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_first_frame: bool) -> tuple[int, int]:
     """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
-    By the standard, an extension ends at its first empty block. Pillow reads one block, which may be empty, and then a
-    chain. A chain is all blocks up to an empty block. There are two exceptions. For a comment, Pillow reads only a
-    chain. For an extension with the loop count before the first frame, Pillow reads one more block before the chain.
+    By the standard, an extension ends at its first empty block. But Pillow reads one block, which may be empty, and
+    then a chain, which is all blocks up to and including the next empty block. There are two exceptions. For a comment,
+    Pillow reads only a chain. For an extension with the loop count before the first frame, Pillow reads two blocks
+    before the chain.
 
     Returns the position after the extension, and the number of its blocks.
     """
@@ -70,8 +71,8 @@ def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_fi
 
 
 def _skip_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, int]:
-    """Skip a chain of blocks, which ends at an empty block. Returns the position after the empty block, and the number
-    of the other blocks. Raises IndexError if the file ends first.
+    """Skip a chain of blocks, which ends at an empty block. Returns the position after the empty block, and how many
+    blocks came before the empty block. Raises IndexError if the file ends before an empty block.
     """
     skipped = 0
     while size := data[position]:
