@@ -107,9 +107,7 @@ class SettingsWithFiles(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
     ) -> tuple[Any, ...]:
-        """A file that the environment names overrides a value of `.env`, just as a variable of the environment
-        overrides it.
-        """
+        """A file that the environment names overrides a value of `.env`, just as a variable of the environment does."""
         for source in (*sources, *named_sources.values()):
             if isinstance(source, DotEnvSettingsSource):
                 source.env_vars = cls.without_files(source.env_vars)
@@ -164,7 +162,9 @@ def holds_secrets(annotation: object) -> bool:
 
 
 def _secrets_of(file: FileSecret) -> Any:
-    """The mapping in the file, with a secret for each text. Settings refuse other values. Raises JSONDecodeError."""
+    """The mapping in the file, with a secret for each text. Other values stay, because Pydantic then refuses them with
+    a message. Raises JSONDecodeError.
+    """
     mapping = json.loads(file.get_secret_value())
     if not isinstance(mapping, dict):
         return mapping

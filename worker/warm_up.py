@@ -1,8 +1,8 @@
 """Starts the zygotes of a worker before the rest of the worker. A zygote loads the handlers of isolated steps, and
 forks the children that run them. While the rest of the worker starts, the zygotes load their handlers on other cores.
 
-`Worker` enters `warm_up` first. This module must not import the rest of the worker. That import would delay the
-children by about half the time that a zygote needs to load its handlers.
+`Worker` enters `warm_up` before it opens its other parts. This module must not import the rest of the worker, because
+that import would delay the children by about half the time that a zygote needs to load its handlers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children, and the asyncio task `started`, which starts them. It ends when all zygotes have loaded their
-    handlers. It raises DeclarationError if a zygote cannot load its handlers.
+    """The children, and the asyncio task `started`, which starts them. This asyncio task ends when all zygotes have
+    loaded their handlers. It raises DeclarationError if a zygote cannot load its handlers.
     """
 
     work_dir: Path

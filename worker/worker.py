@@ -48,8 +48,8 @@ _PULSE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker. `queues`: the queues that it serves now. The worker adds the isolated queues when the children have
-    started, and have reported which fences confine them. (A fence is a mechanism of the kernel: Landlock, for example.)
+    """One worker. `queues`: the queues that the worker serves now. It adds the isolated queues when the children have
+    started, and have reported which fences confine them. (A fence is a mechanism of the kernel, for example Landlock.)
     """
 
     parts: Parts
@@ -106,9 +106,8 @@ class Worker:
         release their leases, so that other workers can claim the tasks. Exception: attempts of short steps that are not
         cancelable are not ended, and this method waits for them.
 
-        Claims or settlements may still wait for PostgreSQL, for example because somebody has locked a job's row. This
-        method returns in time nevertheless. When the worker closes, it releases the tasks of these claims and
-        settlements.
+        This method returns in time even if claims or settlements still wait for PostgreSQL, for example because
+        somebody has locked a job's row. When the worker closes, it releases the tasks of these claims and settlements.
         """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
@@ -135,14 +134,14 @@ class Worker:
         return True
 
     async def failed(self) -> None:
-        """Wait for ever. Raises the first error that ends a part of the worker. Then the process should end."""
+        """Wait until a part of the worker ends by an error, and raise this error. Then the process should end."""
         await asyncio.shield(self._failure)
 
     # --- start
 
     async def _start(self) -> None:
-        # Serve the inline queues first, if there are any. So import parts.py before the children start. The import
-        # would be slower while children load their handlers.
+        # If there are inline queues, the worker must serve them as early as possible. So import parts.py before the
+        # children start, because the import would be slower while children load their handlers.
         if self._chosen.inline:
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id, self._modules))

@@ -32,7 +32,7 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
-#: A newer parameter, which a row has only if its value is not the default -> the default.
+#: Newer parameters -> their defaults. A row has such a parameter only if its value is not the default.
 _NEW_PARAMETERS = {"accuracy_guard": False}
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.

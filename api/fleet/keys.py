@@ -2,8 +2,8 @@
 of all tenants. /v1/tenants/usage: what a tenant uses of its quotas.
 
 The caller must have every scope of a new or rotated key, so that nobody can give a scope that they lack. The secret of
-a new key is only in the answer to the request that made the key. The API must not store this answer, so these requests
-take no Idempotency-Key.
+a new key is only in the answer to the request that made the key. The API must not store this answer. So the requests
+that make or rotate a key take no Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
 Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The 12 characters of the key before its secret.")]
 _DAY = 86_400
-#: The longest time that a request may name: a hundred years.
+#: The longest time that a request may name is a hundred years.
 _MAX_SECONDS = 36_500 * _DAY
 _MAX_LISTED = 500
 _MISSING = {HTTPStatus.NOT_FOUND: "`key_not_found`"}
@@ -90,8 +90,8 @@ class Expiry(_Request):
 
 
 def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Collection[str]) -> None:
-    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes`: may contain roles, each with
-    the prefix ROLE_PREFIX.
+    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes` may contain roles, each with
+    the prefix ROLE_PREFIX. A role stands for its scopes.
     """
     missing_scopes = services.keyring.expanded(scopes) - caller.scopes
     # A role that this release does not know stands for no scopes, so `missing_scopes` does not show it.
@@ -151,8 +151,8 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
 async def make_key(
     services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the new key. `seed`: a secret from which the key is made, so that the same seed makes the same
-    key again; None: the key is random. Raises the problems that the endpoint documents.
+    """Make a key. Returns the answer that has it. `seed`: a secret from which the key is made, so that the same seed
+    makes the same key again; None: the key is random. Raises the problems that the endpoint `createKey` documents.
     """
     tenant_id = body.tenant_id or caller.tenant_id
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
@@ -190,7 +190,9 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
 async def make_successor(
     services: Services, caller: Caller, prefix: str, body: Rotation, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the key that replaces the key `prefix`. `seed` and the raised problems: see `make_key`."""
+    """Make the key that replaces the key `prefix`. Returns the answer that has the new key. `seed`: as for `make_key`.
+    Raises the problems that the endpoint `rotateKey` documents.
+    """
     overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
         # `tenant_of`: None for an operator, who may act on the keys of all tenants.

@@ -37,8 +37,8 @@ _EXTRA_SECONDS = 5.0
 class Answer:
     """An answer to a request with a key. `age`: the time since the first answer; zero if this is the first answer.
 
-    `is_stored`: a repeated request gets this answer again. If the answer is not stored, the key may be used again. The
-    writes of `work` are committed in both cases.
+    `is_stored`: whether the answer is stored, so that a repeated request gets it again. If it is not stored, a later
+    request with the key runs `work` again. The writes of `work` are committed in both cases.
     """
 
     status_code: int
@@ -95,8 +95,8 @@ async def once_over_transactions(
     """Like `once`, but `work` itself commits several transactions, for example one for each of many jobs. This function
     holds no connection while the work runs.
 
-    If the process dies during the work, a part of it may be done. The key then stays reserved for a minute, and after
-    this a repeated request does the work again. Raises the same errors as `once`.
+    If the process dies during the work, a part of the work may be done. Then the key stays reserved for a minute. After
+    this minute a repeated request does the whole work again. Raises the same errors as `once`.
     """
     check_key(key)
     if key is None:
@@ -140,9 +140,9 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
 async def unless_repeated(
     pool: ConnectionSource, tenant_id: str, key: str | None, read: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`). The
-    stored answer may expire before `once` looks for it. The work then begins without its rows, and must raise
-    `key_has_expired`.
+    """Call `read`, and return its result, which is the rows that the work needs. But if an answer is stored for the key
+    (`is_repeated`), return None. The stored answer may expire before `once` looks for it. Then the work begins without
+    its rows, and must raise `key_has_expired`.
     """
     return None if await is_repeated(pool, tenant_id, key) else await read()
 

@@ -88,9 +88,9 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
             return None
         except STANDBY_FAILED as error:
             # If the error shows that the standby is unusable, `leave` sends all reads to the primary for some seconds.
-            # Three errors do not show this. If no use of the standby has failed, the error is the primary's, which
-            # decides about rates and keys. If the request has used up its time for the standby (`is_over`), the standby
-            # may merely be slow. If asyncpg cannot encode a value, the fault is in the request.
+            # Three kinds of errors do not show this. If no use of the standby has failed, the error comes from the
+            # primary, which the request also reads for rates and keys. If the request has used up its time for the
+            # standby (`is_over`), the standby may merely be slow. If asyncpg cannot encode a value, the request is bad.
             is_of_standby = reading.has_failed and not reading.is_over
             if is_of_standby and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
                 reads.replica.leave(error)

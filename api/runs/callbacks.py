@@ -43,8 +43,8 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
         return Answer(HTTPStatus.OK, encoded({"created_at": row["created_at"]}))
 
     request_hash = fingerprint(b"POST /v1/callbacks/secret")
-    # One connection writes and reads. After a failover, another connection may still lead to the old primary, which
-    # does not have the new secret.
+    # Use one connection to write and to read. After a failover, another connection may still lead to the old primary,
+    # which does not have the new secret.
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
         deadline.current().lift()  # the new secret is committed, so the client must get it

@@ -13,7 +13,7 @@ Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     """Return a function that makes a context manager for an attempt of the task. The worker runs the attempt inside the
-    context manager, where `current()` returns the attempt. `middleware`: the first function is the outermost.
+    context manager, where `current()` returns the attempt. `middleware`: the functions, the outermost first.
     """
 
     @asynccontextmanager

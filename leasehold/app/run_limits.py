@@ -20,8 +20,9 @@ from leasehold.domain.option_types import check_time, check_whole
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """At most `at_most` runs of a task run at once, and at most `per_minute` start each minute. Further runs wait. The
-    limit counts the runs of each tenant separately. `by`: a JSON pointer into the arguments. Runs with different values
-    at this place are also counted separately. When a workflow calls the task by `ctx.run`, this call is a run, too.
+    limit counts the runs of each tenant separately. `by`: a JSON pointer into the arguments. If it is given, runs with
+    different values at this place are also counted separately. A call of the task by a workflow (`ctx.run`) counts as a
+    run.
     """
 
     at_most: int | None = None
@@ -46,10 +47,10 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {by!r}")
 
 
-#: For this time a second submission with the same key gives the same run. The platform stores the key for the same time
-#: (leasehold.db.idempotency.KEEP).
+#: At most for this time after a submission, another submission with the same key gives the same run. The platform
+#: stores the key for the same time (leasehold.db.idempotency.KEEP).
 KEY_LASTS = timedelta(hours=24)
-#: The most runs that one call of a function serves, and the longest that a run waits for others.
+#: The largest `size` of a Batch, and its longest `wait`.
 MAX_BATCH = 10_000
 MAX_BATCH_WAIT = timedelta(minutes=1)
 
@@ -76,9 +77,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """Submissions with equal arguments give one run. A second submission returns the run of the first. `by`: the names
-    of the arguments that are compared. If it is empty, all arguments are compared. `within`: for how long after the
-    first submission a further submission returns its run, at most 24 hours.
+    """Submissions with equal arguments give one run, because a further submission returns the run of the first. `by`:
+    the names of the arguments that are compared. If it is empty, all arguments are compared. `within`: for how long
+    after the first submission a further submission returns the first run, at most 24 hours.
     """
 
     by: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""Keeps the apps that this process has made. Modules that app.py imports cannot import app.py, so they import this
-module.
+"""Keeps the apps that this process has made. The modules that app.py imports cannot import app.py themselves, so they
+find an app here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class CeleryApp(Protocol):
-    """The parts of a leasehold.celery.Celery that the other modules use. `tasks`: its CeleryTasks by their names."""
+    """The members of a leasehold.celery.Celery that the other modules use; app.py describes them. `tasks`: the app's
+    CeleryTasks by their names.
+    """
 
     main: str
 

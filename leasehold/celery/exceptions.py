@@ -10,7 +10,7 @@ from leasehold.domain.errors import LeaseholdError, Retryable
 
 
 class CeleryError(LeaseholdError):
-    """The root of these errors."""
+    """The base class of the errors in this module, except `Retry` and `TimeoutError`."""
 
 
 class NotSupported(CeleryError):
@@ -29,8 +29,8 @@ class NotSupportedName(NotSupported, AttributeError):
 
 
 class MaxRetriesExceededError(CeleryError):
-    """`self.retry` was called after the last retry, without an exception to raise. `task_args` and `task_kwargs`: the
-    arguments of the run.
+    """The task called `self.retry` after its last retry, and gave no exception to raise instead. `task_args` and
+    `task_kwargs`: the arguments of the run.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ _UNKNOWN_EFFECT = "no rule covers this statement: expect ACCESS EXCLUSIVE on eve
 
 
 def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
-    """The plan as JSON. A migration waits for a lock for `lock_seconds`, and tries again for `seconds`."""
+    """The plan as JSON. A statement waits for a lock for `lock_seconds`, and is tried again for up to `seconds`."""
     return {
         "lock_seconds": settings.migrate_lock_seconds,
         "seconds": settings.migrate_seconds,

@@ -1,7 +1,7 @@
-"""Grants rights to the role with which the API and the workers connect. This role may read and write rows, but not
-change the schema. `leasehold migrate` calls `grant`.
+"""Grants rights to the database role with which the API and the workers connect. This role may read and write rows, but
+not change the schema. `leasehold migrate` calls `grant`.
 
-Another role migrates and owns the schema. So somebody who steals the API's password cannot change the schema.
+Another database role migrates and owns the schema. So somebody who steals the API's password cannot change the schema.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 
-# The tables and views to grant: those that the migrating role owns. The schema may also have tables of other owners.
+# The tables and views on which to grant rights. The migrating role owns them. Tables of other owners are left out.
+# `only_read`: the role may not write the rows.
 _OWN_TABLES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR starts_with(c.relname, 'alembic_version') AS only_read
 FROM pg_class c
@@ -36,7 +37,7 @@ async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the connection's role owns. A repetition changes nothing.
     The schema may be at an older revision, so missing tables and functions are left out.
 
-    Exceptions: `role` may only read views and Alembic's table, and may only read and add rows of the audit.
+    Exceptions: `role` may only read views and Alembic's tables, and may only read and add rows of the audit.
 
     If `role` had rights to change the schema, they are revoked. Raises Invalid, as `check_role` does.
     """
@@ -74,7 +75,7 @@ async def check_role(connection: Connection, role: str) -> tuple[str, str]:
 
 
 async def _grant_rows(connection: Connection, table: str, role: str, *, only_read: bool = False) -> None:
-    """Grant `role` rights on the rows of `table`; the two names are quoted already. `only_read`: no right to write."""
+    """Grant `role` rights on the rows of `table`. Both names are quoted already. `only_read`: no right to write."""
     rights = "SELECT, INSERT, UPDATE, DELETE"
     if table in _APPEND_ONLY:
         columns = ", ".join(_APPEND_ONLY[table])

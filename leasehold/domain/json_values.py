@@ -1,4 +1,4 @@
-"""Declares types of JSON values for Pydantic models, as strict as the OpenAPI document: number, flag, instant.
+"""Declares types for the numbers, flags and instants in Pydantic models. They are as strict as the OpenAPI document.
 
 Without these types Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. The API
 refuses such a value, because a client that sends one has a bug, and should learn of it.
@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-#: RFC 3339, section 5.6. A note in that section allows a space in place of the T.
+#: An instant as in RFC 3339, section 5.6. A note in that section allows a space in place of the T.
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 #: The largest values of PostgreSQL's `smallint` and `integer`.
 MAX_SMALLINT = 32_767

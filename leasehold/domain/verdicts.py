@@ -47,9 +47,9 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class LeftToOthers(Snooze):
-    """A snooze, because a step of the platform needs a handler that this worker does not have. `handler`: the handler's
-    name, `pipeline.step`, or the names of several (missing_code.py). A worker that has all of these handlers makes the
-    step due at once. Without such a worker, or if the name is unknown (None), the step runs again at `until`.
+    """A snooze because a step of the platform needs a handler that this worker does not have. `handler`: the handler's
+    name, `pipeline.step`, or the names of several handlers (missing_code.py). A worker that has all of these handlers
+    makes the step due at once. If there is no such worker, or if `handler` is None, the step runs again at `until`.
     """
 
     handler: str | None = field(kw_only=True)

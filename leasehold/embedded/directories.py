@@ -1,10 +1,10 @@
 """Makes the directories of private servers: one for the data of each run, and a cache that keeps programs between runs.
 (A run is one start of the servers, by `leasehold dev` or by the tests.)
 
-The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks a file in
-the directory. If that file is no longer locked, the process has died, and a later run removes the directory. The
-process also locks the directory itself. Otherwise systemd-tmpfiles would delete the files in it that nobody has used
-for thirty days.
+The directory of a run is by default under /var/tmp, where the servers' user can reach it. The process of the run locks
+a file in the directory. If that file is no longer locked, the process has died, and a later run removes the directory.
+The process also locks the directory itself. Otherwise systemd-tmpfiles would delete those of its files that nobody has
+used for thirty days.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _take_lock(directory: Path) -> int:
     """Lock the directory's lock file. Returns its descriptor. Raises BlockingIOError if another process has the lock.
 
     If there is no lock file yet, make and lock a new file, and then give it the lock file's name. If another process
-    was faster, lock the file of that process. A new file is locked before it gets its final name, so an unlocked lock
-    file always means that its owner is dead.
+    has done this meanwhile, try to lock the file of that process. A new file is locked before it gets its final name,
+    so an unlocked lock file always means that its owner is dead.
     """
     lock_file = directory / LOCK_NAME
     if not lock_file.exists():

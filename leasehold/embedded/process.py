@@ -19,12 +19,13 @@ from typing import Any
 from leasehold.domain.errors import LeaseholdError
 
 GUARD = Path(__file__).with_name("guard.py")
+#: An EmbeddedError shows this many lines from the end of the server's log.
 LOG_LINES_SHOWN = 15
 
 
 class EmbeddedError(LeaseholdError):
-    """An embedded server could not be installed, started or used. If it was started, the message ends with the last
-    lines of its log.
+    """An embedded server could not be installed, started or used. If the server was started, the message ends with the
+    last lines of its log.
     """
 
 
@@ -138,9 +139,9 @@ class Server:
             raise
 
     async def stop(self, number: signal.Signals, *, grace: float, again: float | None = None) -> None:
-        """Send the signal `number` and wait until the server has ended. After `grace` seconds, kill the server. With
-        `again`, first send the signal a second time, and wait for `again` more seconds. The signal goes to the guard as
-        one byte, and the guard sends it to the server.
+        """Send the signal `number`, and wait for at most `grace` seconds until the server has ended. If it has not, and
+        `again` is given, send the same signal a second time, and wait for at most `again` seconds. Then kill the
+        server. The signal goes to the guard as one byte, and the guard sends it to the server.
         """
         await self._send_and_wait(number, grace)
         if again is not None:
@@ -199,7 +200,7 @@ async def run(
     """Run a program to its end.
 
     Raises:
-        EmbeddedError: the program exited with another code than 0.
+        EmbeddedError: the program exited with a code other than 0.
     """
     program = await Server.start(name, argv, log=log, env=env, cwd=cwd, run_as=run_as)
     try:

@@ -68,8 +68,8 @@ def _confine(memory_bytes: int) -> None:
         resource.setrlimit(kind, (bound, bound))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    # A terminal sends SIGINT to the parent and to its children. Only the parent reacts, because it ends its children
-    # itself.
+    # A terminal sends SIGINT to the parent and to its children. The child ignores the signal, because the parent ends
+    # its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -78,13 +78,13 @@ def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: 
     name.
 
     The members of the answer:
-    - none: the schema is valid, and all payloads fit
+    - no member at all: the schema is valid, and all payloads fit
     - `place`, `path`, `message`: the number of the first payload that does not fit, the place in it, and the reason
     - `cost`, `cycle` or `no_schema`: the schema is refused
     - `unknown`: this child has no schema of this name, so the parent must ask again with the schema
 
-    A question names its schema by a digest. The question contains the schema itself if the previous answer was
-    `unknown`, and always if the question has `at_most`: the highest cost that the schema may have.
+    A question names its schema by a digest (`name`). The question contains the schema itself in two cases: if the
+    previous answer was `unknown`, and if the question has `at_most`, the highest cost that the schema may have.
     """
     question = orjson.loads(questions.read(size))
     name = question["name"]

@@ -107,7 +107,9 @@ async def log(
 async def emit(
     connection: Connection, settings: Settings, lease: Lease, first: int, chunks: Sequence[Any]
 ) -> StoredItems | None:
-    """Store chunks that the attempt emits, as `log` stores lines. Raises ValueError if a chunk has a NUL character."""
+    """Store chunks that the attempt emits, in the same way as `log` stores lines. Raises ValueError for a chunk that
+    has a NUL character.
+    """
     usage = await _read_usage(connection, _CHUNKS, lease, first)
     if usage is None or usage.is_known or usage.cut:
         return _outcome_without_write(usage)
@@ -115,7 +117,7 @@ async def emit(
     emissions.resume(usage.items, usage.bytes)
     stored_count = sum(emissions.emit(chunk) for chunk in chunks)
     _, encoded = emissions.take()
-    # A later attempt begins the step's stream again.
+    # `restarts`: an attempt after the first begins the step's stream again.
     await streams.append(connection, [StreamChunk(lease, first, encoded, restarts=lease.epoch > 1)])
     return StoredItems(stored_count, stored_count < len(chunks))
 

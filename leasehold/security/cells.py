@@ -1,10 +1,10 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
-Cells are several installations that divide the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
-reads the same map. The map says which cells there are, and to which cell a tenant belongs. A cell refuses a request
-that belongs to another cell before it reads or writes anything for the request. The answer has the address of the right
-cell. No gateway is needed. But with a gateway that reads the cell's name in the API key, a client needs no second
-request.
+Cells are several installations that divide the tenants among them. Each cell has its own PostgreSQL and RabbitMQ, and
+all cells read the same map. The map says which cells there are, and to which cell a tenant belongs. If a request
+belongs to another cell, a cell refuses it before it reads or writes anything for the request. The answer has the
+address of the right cell, so no gateway is needed. But a gateway that reads the cell's name in the API key saves the
+client the second request.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Cells:
     """
 
     def __init__(self, own: str, file: FileSecret) -> None:
-        """`file`: the map is no secret, but a FileSecret reads a changed file again. Raises ValueError for a file
-        without a valid map, or with a map that lacks the cell `own`.
+        """`file`: the file of the map, which is no secret. It is a FileSecret because a FileSecret reads a changed file
+        again. Raises ValueError for a file without a valid map, or with a map that lacks the cell `own`.
         """
         self.own = own
         self._file = file
@@ -101,8 +101,9 @@ class Cells:
         """Raises WrongCell if the tenant belongs to another cell. The map decides. If the tenant is missing in the map,
         the cell that the key names decides.
 
-        `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. If the map does
-        not name the key's cell, the key counts as a key of this cell, because cells may be renamed.
+        `tenant_id` is None if the tenant is not known yet. `key_cell`: the cell that the API key names; None: it names
+        no cell. If the map does not have the key's cell, the key counts as a key of this cell, because cells may be
+        renamed.
         """
         current_map = self.map
         cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own

@@ -70,7 +70,7 @@ class _Session(AIOHTTPSession):
         return await super().send(request)
 
     def _read_again(self, authorities: Path) -> None:
-        with suppress(OSError):  # the file is just being written, so a later request reads it
+        with suppress(OSError):  # if the file is just being replaced, a later request reads it
             stamp = stamp_of(authorities)
             if stamp != self._stamp:
                 if self._context is not None:
@@ -132,7 +132,7 @@ def _new_session(settings: Settings) -> aioboto3.Session:
 def _verify_option(settings: Settings, endpoint: str | None) -> str | bool | None:
     """The option `verify` of a client: the file of the certificate authorities; None: botocore's own file.
 
-    Without TLS it is False, because the client would need 30 ms to read authorities that it does not use.
+    Without TLS the option is False. Otherwise the client would spend 30 ms to read authorities that it does not use.
     """
     is_plain_http = endpoint is not None and endpoint.startswith("http://")
     return False if is_plain_http else settings.s3_ca_file
@@ -158,7 +158,7 @@ def request(operation: str, key: str) -> Iterator[None]:
     A generator may yield inside the block. If its reader closes the generator early, the request counts as answered,
     because the reader has all the bytes that it needs.
     """
-    check_nothing_held("the object store")  # reports a defect if this task holds a database connection
+    check_nothing_held("the object store")  # reports a defect if this asyncio task holds a database connection
     started, outcome = perf_counter(), "ok"
     try:
         yield

@@ -1,8 +1,8 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
 If the key of a put already has an object, the put compares the new bytes with the object's bytes. If they are equal,
-another attempt has stored them, and the put succeeds. If they differ, the object may be left over from a dead attempt.
-The put replaces the object only if the caller's `may_replace` returns True.
+another attempt has stored them, and the put succeeds. If they differ, a dead attempt may have left the object. Then the
+put replaces the object only if the caller's `may_replace` returns True.
 
 `probe` finds out whether the store honours `If-None-Match`. If the store does not, each put first reads the head of the
 object, and two attempts may overwrite each other's object. The overwriting is harmless only because a step that runs
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: A file of more bytes than this gets a multipart upload.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
-#: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
+#: The slowest supported network. A transfer of n bytes gets n divided by this number as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 #: About the longest time that a put may take (the largest object, over the slowest network): 44 hours.
 LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECOND)
@@ -168,7 +168,7 @@ class ObjectStore:
             return self.conditional if self._conditional_puts_known else await self.probe()
 
     async def delete_old_probes(self, older_than: timedelta) -> None:
-        """Delete the objects that `probe` left behind in processes that died."""
+        """Delete the probe objects that are older than `older_than`. Processes that died in `probe` left them."""
         first_kept_key = f"{_PROBE_PREFIX}{id_of_instant(datetime.now(UTC) - older_than)}"  # ids sort by time
         await self.delete(*[stored.key async for stored in self.list(_PROBE_PREFIX) if stored.key < first_kept_key])
 
@@ -304,7 +304,8 @@ class ObjectStore:
         """Ask for an object that need not exist. Raises StoreError if the store does not answer in `within` seconds, or
         refuses the credentials.
         """
-        # The timeout is inside the block `request`. A timeout around this block would only say that the caller gave up.
+        # The timeout is inside the block `request`, which translates it into StoreUnavailable. It would see a timeout
+        # from outside only as a cancellation, and would not record that the store is away.
         with contextlib.suppress(ObjectMissing), request("readiness", _READINESS_KEY):
             async with asyncio.timeout(within):
                 await self._client.head_object(Bucket=self._bucket, Key=_READINESS_KEY)
@@ -322,7 +323,8 @@ class ObjectStore:
                 head += piece
                 if len(head) >= count:  # a store without ranges sends the whole object
                     break
-        size = _whole_size_of(answers[0]) if answers else 0  # no answer: the store refuses the range of an empty object
+        # There is no answer if the object is empty, because the store then refuses the range.
+        size = _whole_size_of(answers[0]) if answers else 0
         return size, bytes(head[:count])
 
     async def fetch_file(
@@ -526,7 +528,7 @@ def _stored_of(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef)
 
 
 def _whole_size_of(answer: GetObjectOutputTypeDef) -> int:
-    """The size of the whole object, also when the answer has only a range of it."""
+    """The size of the whole object, even if the answer has only a range of its bytes."""
     _, _, total = answer.get("ContentRange", "").rpartition("/")
     return int(total) if total.isdecimal() else answer["ContentLength"]
 

@@ -1,5 +1,5 @@
-"""Makes metrics. Their names begin with `leasehold_`, their labels are bounded, and the setting `metrics` turns all of
-them off.
+"""Makes metrics, and serves them over HTTP (`expose`). Their names begin with `leasehold_`, the number of values of
+each label is bounded, and the setting `metrics` can switch all metrics off.
 
 The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words. They are never ids, and
 never texts of a client. `Bounded` enforces this rule for words that a handler chooses.
@@ -22,7 +22,7 @@ from leasehold.telemetry.listener import Health, listen
 
 log = structlog.get_logger(__name__)
 
-#: The upper bounds of buckets, in seconds. QUICK is for quick operations, SLOW for work and waits.
+#: The upper bounds of a histogram's buckets, in seconds. QUICK is for quick operations, SLOW for work and waits.
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
 #: The most values of a label whose values handlers choose. Further values become `other`.
@@ -113,11 +113,11 @@ _BUILD = gauge(
 
 
 def expose(settings: Settings, role: str, health: Health | None = None) -> int | None:
-    """Record the build, and serve /metrics and the probes on the port `metrics_port` if it is set. With metrics off,
-    only the probes are served. A process's main calls it once.
+    """Record the build, and serve /metrics and the probes on the port `metrics_port` if it is set. If metrics are off,
+    only the probes are served. The main function of a process calls `expose` once.
 
-    `health`: what the probes of a worker read. Returns the port, or None if no port is set or there is nothing to
-    serve. Raises OSError when the address is not free.
+    `health`: what the probes of a worker read; None: the process has no probes here. Returns the port, or None if no
+    port is set or there is nothing to serve. Raises OSError when the address is not free.
     """
     if not settings.metrics:
         switch_off()
@@ -155,7 +155,7 @@ class _NoMetric:
 
 
 def switch_off() -> None:
-    """Let all metrics of the platform do nothing. They cannot be switched on again, because counts would have a gap."""
+    """Let all metrics of the platform do nothing. Nothing switches them on again, because counts would have a gap."""
     no_metric = _NoMetric()
     for metric in _metrics:
         for name in ("labels", "inc", "dec", "set", "observe", "set_function"):

@@ -1,7 +1,7 @@
 """While a tenant moves to another cell (an installation of its own), none of its tasks and schedules may become due
 here. `postpone` moves their due times by a thousand years; `resume` moves them back.
 
-Triggers (migration 0040) do the same with each due time that is written later. They exist only while a tenant moves.
+Triggers (migration 0040) postpone each due time that is written later. They exist only while a tenant moves.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from leasehold.db.database import Connection
 #: A thousand years in hours. Hours have a fixed length and years do not, so `resume` restores the same instant in every
 #: time zone.
 POSTPONED_BY = "8766000 hours"
-#: A due time after this instant has been postponed, or a client has named it for a run.
+#: A due time after this instant was either postponed, or named by a client for its run.
 FAR = "2900-01-01+00"
-#: Table -> the column with the instant at which its row is due.
+#: Table -> the column with the instant at which a row of the table is due.
 DUE = {"task": "available_at", "schedule": "next_run_at"}
-#: Table -> SQL condition: a client has named the due time of its row `t`.
+#: Table -> SQL condition: a client has named the due time of the table's row `t`.
 _NAMED_BY_CLIENT = {
     "task": "EXISTS (SELECT 1 FROM run r WHERE r.job_id = t.job_id AND r.scheduled_at = t.available_at)",
     "schedule": "false",

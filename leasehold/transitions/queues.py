@@ -6,7 +6,8 @@ from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection
 
 # While a queue is paused, workers acknowledge its hints (messages that tell workers of due tasks) without a claim. So
-# this statement writes new hints for the first 1000 due tasks, by priority and then by age. Polls find the others.
+# when the queue is resumed, this statement writes new hints for the first 1000 due tasks, by priority and then by age.
+# Polls find the other due tasks.
 _HINT_AGAIN = f"""
 -- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

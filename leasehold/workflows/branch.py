@@ -17,13 +17,13 @@ from leasehold.workflows.pending import Pending
 
 
 class Branch(Pending[Any]):
-    """A coroutine, and how far it has come. A branch is also a Pending: its result is what the coroutine returns or
+    """A coroutine, and how far it has come. A branch is also a Pending, whose result is what the coroutine returns or
     raises.
 
     `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
-    result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (call of the context) that the
-    coroutine awaits. `has_awaited`: whether the coroutine has awaited a Pending before. `cancelled`: whether Cancelled
-    was raised in the coroutine.
+    result that the coroutine has got. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (a call
+    of the context) that the coroutine awaits now. `has_awaited`: whether the coroutine has ever awaited a Pending.
+    `cancelled`: whether Cancelled was raised in the coroutine.
     """
 
     __slots__ = (

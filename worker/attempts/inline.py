@@ -56,9 +56,10 @@ _Answer = TypeVar("_Answer")
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: An attempt needs room. A plain handler needs a thread; an `async def` handler needs the admission of `Pipeline.room`,
-#: if the pipeline has it. Without room the attempt snoozes for this many seconds: it gives its lease back, and the task
-#: is due again later. An attempt that needs a thread first waits for the thread, for the same number of seconds.
+#: An attempt needs room. For a plain handler, room is a thread. For an `async def` handler, room is the admission of
+#: `Pipeline.room`, if the pipeline has such a rule. Without room the attempt snoozes for this many seconds, which means
+#: that it gives its lease back, and the task is due again later. Before that, an attempt that needs a thread waits for
+#: it up to the same number of seconds.
 _ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -167,8 +168,9 @@ class InlineAttempt:
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
+        # The key of a template's step then contains the name of the step, because several steps may have the same code.
         # A step that a workflow has started, and a part of a fan-out, have output prefixes of their own, and need no
-        # other key. Their names have a `#` or a point, so they do not match NAME.
+        # such key. Their names have a `#` or a point, so they do not match NAME.
         has_own_key = own and self.is_part and NAME.fullmatch(self._claimed.step) is not None
         await self._publish(name, data, content_type, f"{self._claimed.step}/{name}" if has_own_key else name)
 
@@ -206,12 +208,12 @@ class InlineAttempt:
 
     @property
     def log(self) -> Any:
-        # This binds no fields, because the log context names job, task and step already.
+        # The logger gets no further fields, because the log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # Here structlog has another configuration than in a worker, for example in a user's own program. That
-        # configuration would render the line as text and lose the fields. So wrap the standard logger, which keeps the
-        # fields.
+        # Here structlog is not configured as in a worker, for example because a user's own program runs the worker. The
+        # program's configuration would render the line as text and lose the fields. So wrap the standard logger, which
+        # keeps the fields.
         return structlog.wrap_logger(
             logging.getLogger(self.pipeline.module),
             processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
@@ -274,11 +276,11 @@ class InlineAttempt:
             "remember takes a connection that the attempt lends:"
             " async with attempt.connection() as connection, connection.transaction()",
         )
-        if not hasattr(connection, "fetchval"):  # no connection of asyncpg
+        if not hasattr(connection, "fetchval"):  # the object is no connection of asyncpg
             raise refusal
         try:
             await notes.remember(connection, self.lease, note)
-        except asyncpg.UntranslatableCharacterError:  # also a DataError, but the note is at fault, because it has a NUL
+        except asyncpg.UntranslatableCharacterError:  # it is also a DataError, but the cause is a NUL in the note
             raise
         except (asyncpg.DataError, asyncpg.UndefinedTableError) as error:
             raise refusal from error
@@ -350,7 +352,7 @@ class InlineAttempts:
                 await self._directories.remove(claimed.lease)
 
     def _is_plain(self, pipeline: Pipeline, step: str) -> bool:
-        """Whether the step's handler is a plain function. The answer is cached: to unwrap a handler takes 1 µs."""
+        """Whether the step's handler is a plain function. The answer is cached, because the check takes 1 µs."""
         key = (pipeline.name, step)
         if key not in self._plain:
             self._plain[key] = is_plain(pipeline.handlers[step])
@@ -447,7 +449,7 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
 
 
 def _finite(value: _Answer, what: str) -> _Answer:
-    """Returns `value`. Raises Permanent `bad_output` for NaN and infinity: JSON lacks them, readers would get null."""
+    """Returns `value`. Raises Permanent `bad_output` for NaN and infinity, which readers would get as null."""
     if value is not None and (path := path_to_non_finite(value)) is not None:
         raise Permanent("bad_output", f"{what} has NaN or infinity at {path or 'its root'}: JSON has neither")
     return value

@@ -1,5 +1,5 @@
-"""Reads and writes the journals of running workflows (a row for each call), for workflows.py. Requests that wait at the
-same time share a round trip.
+"""Reads and writes the journals of running workflows, for workflows.py. A journal has a row for each call of a
+workflow. Requests that wait at the same time are sent in one round trip.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Journals:
         return answer
 
     async def read(self, request: Reading) -> Journal | None:
-        """The rows that the request names, or the whole journal. None: the lease is not valid. If the journal is long,
-        this returns only its beginning (`is_cut`), because a long read here would delay all other requests. The caller
-        then reads the journal on another connection.
+        """The rows that the request names, or the whole journal. None: the lease is not valid. Of a long journal, this
+        method returns only the beginning, and sets `is_cut`, because a long read here would delay all other requests.
+        The caller then reads the journal on another connection.
         """
         answer = await self._batcher.ask(request)
         assert not isinstance(answer, Recorded)
@@ -55,8 +55,9 @@ class Journals:
         batch: Sequence[Recording | Reading],
         _repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Recorded | Journal | None]:
-        # Carry out all recordings together, then all readings together. The answers have the order of the batch.
-        if differ_in_a_task(item.lease for item in batch):  # two leases of one task: answer each request by itself
+        # Carry out all recordings together, then all readings together. The answers have the order of the batch. But if
+        # the batch has two leases of one task, carry out each request by itself.
+        if differ_in_a_task(item.lease for item in batch):
             return [answer for one in batch for answer in await self._carry_out(connection, [one], _repeated)]
         recordings = [item for item in batch if isinstance(item, Recording)]
         readings = [item for item in batch if isinstance(item, Reading)]

@@ -31,8 +31,8 @@ class Reporter:
         self._reported.set()
 
     async def turn(self) -> None:
-        """Wait for a report, then write all reports. A report that PostgreSQL refuses is dropped; the others are
-        written. If the whole write fails, all reports are dropped. They are not kept, because newer ones follow.
+        """Wait for a report, then write the latest report of each task. A report that PostgreSQL refuses is dropped;
+        the others are written. If the whole write fails, all these reports are dropped, because newer reports follow.
         """
         await self._reported.wait()
         self._reported.clear()

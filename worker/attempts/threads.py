@@ -23,7 +23,7 @@ from leasehold.worker.attempts.slot import Slot
 log = structlog.get_logger(__name__)
 #: A thread that runs on for this many seconds after its attempt has ended is stuck.
 _STUCK_SECONDS = 10.0
-#: A function to call in a thread, and before it the future that gets the function's result.
+#: A future, and the function to call in a thread. The future gets the function's result.
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
@@ -54,7 +54,8 @@ class Reservation:
 class Threads:
     """At most `at_most` threads. A thread starts when it is first needed. Create this in the loop that calls `run`.
 
-    `on_most_stuck`: called when over half of the threads are stuck. Only the end of the process frees them.
+    `on_most_stuck`: called when over half of the threads are stuck. Nothing but the end of the process can stop a stuck
+    thread.
     """
 
     def __init__(self, at_most: int, on_most_stuck: Callable[[], None]) -> None:

@@ -34,14 +34,14 @@ from leasehold.worker.sandbox.zygote_process import Recipe
 
 #: The most seconds that a run waits for a child: for its slot, and for the zygote to fork the child.
 _CHILD_SECONDS = 60.0
-#: The same limit while the last try to make a child for the pipeline has failed. It is shorter, because another worker
-#: should get the task soon.
+#: The limit that holds instead if the last try to make a child for the pipeline has failed. It is shorter, because
+#: another worker should get the task soon.
 _CHILD_SECONDS_WHILE_FAILING = 5.0
 
 
 class NoChild(Exception):
-    """A run got no child in time. The worker has not finished loading its handlers, or other runs occupy all slots. The
-    handler of this run has not begun.
+    """A run got no child in time, because the zygote has not finished loading the handlers, or because other runs
+    occupy all slots. The handler of this run has not begun.
     """
 
 
@@ -92,8 +92,8 @@ class Children:
 
     @property
     def free_slots(self) -> int:
-        """How many more runs there is room for. A killed child no longer counts, although the next run in its place
-        waits until this child has ended.
+        """How many more runs have room. A killed child no longer uses room, although the next run in its place waits
+        until the killed child has ended.
         """
         return self._size - len(self._running)
 
@@ -120,7 +120,7 @@ class Children:
             raise
         isolations = {spares.isolation for spares in self._spares.values()}
         self.isolation = fences.common(isolations) if isolations else "no children"
-        # A child has the same user as the worker. Without Landlock it could read /proc/{pid of the worker}/environ.
+        # A child has the same user as the worker. Without Landlock it could read the worker's environment in /proc.
         if "landlock" not in self.isolation:
             fences.hide_memory()
 
@@ -153,7 +153,7 @@ class Children:
         on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
     ) -> Done:
         """Run one step in a new child, as soon as there is room. `timeout`: seconds from the start of the run in the
-        child. Raises NoChild if the run gets no child within `_CHILD_SECONDS`.
+        child. Raises NoChild if the run gets no child in time (`_CHILD_SECONDS`).
 
         If a file `cancel` appears in the parent of `directory`, the handler stops at its next checkpoint. When the
         caller is cancelled, the child is killed immediately.
@@ -258,8 +258,8 @@ def _error_of(answer: frames.Failed) -> StepError:
 
 
 def _emit_to_stream(chunk: Any) -> None:
-    """Emit the child's chunk as a chunk of its attempt. A hostile child may send anything, so drop a chunk without a
-    JSON form.
+    """Emit the child's chunk as a chunk of its attempt. Drop a chunk that has no JSON form, because a hostile child may
+    send anything.
     """
     recorder = current()
     if recorder is not None and recorder.stream is not None:

@@ -1,5 +1,5 @@
-"""Keeps spare children of one pipeline: the zygote (a process that has the handlers loaded) forks these processes
-before a run needs them. Restarts a zygote that dies.
+"""Keeps spare children of one pipeline. These are processes that the zygote (a process that has the handlers loaded)
+forks before a run needs them. This module also replaces a zygote that dies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left, because the run that has just begun needs the
 #: cores.
 _FORK_PAUSE_SECONDS = 0.1
-#: Seconds until the next try after a zygote could not start, or could not fork: at first, and at most.
+#: If a zygote cannot start, or cannot fork, the next try comes after _FIRST_DELAY seconds. Each further failure doubles
+#: the delay, up to _LAST_DELAY.
 _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0
 
 
@@ -37,7 +38,7 @@ class Spares:
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)
-        self.isolation = ""  # as the zygote reports it
+        self.isolation = ""  # the kernel's mechanisms that confine the children, as text from the zygote
 
     @property
     def pids(self) -> frozenset[int]:
@@ -108,7 +109,7 @@ class Spares:
             await zygote.stop()
 
     async def _fill(self, zygote: Zygote) -> None:
-        """Fork a child whenever fewer than `SPARE_CHILDREN` are spare."""
+        """Fork a child whenever there are fewer than `SPARE_CHILDREN` spare children."""
         delay = _FIRST_DELAY
         while True:
             await self._missing.acquire()

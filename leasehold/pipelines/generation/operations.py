@@ -66,8 +66,8 @@ _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "dura
 
 
 def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
-    """The order of a generation as the step `submit` sent it, with the job's id as the idempotency token. `note`: the
-    note of the step `submit`, which records when it ordered.
+    """The order of a generation as the step `submit` sent it. The job's id is the idempotency token. `note`: the note
+    of the step `submit`, which records when the step sent the order.
     """
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
     return SentOrder(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
@@ -81,14 +81,14 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether a person may give the job the id of its order. This is so if the provider can be polled for an order by
-    its id. Other providers answer a submit with the files.
+    """Whether a person may give the job the id of its order. It is True if the provider can be polled for an order by
+    its id. Other providers answer a submit with links to the files, so their orders have no id.
     """
     return catalogue.has_poll(params["provider"], params["kind"])
 
 
 def is_of_installation(params: Mapping[str, Any]) -> bool:
-    """Whether the order was sent with the installation's own credential, and not with the client's."""
+    """Whether the order was sent with the installation's own credential, and not with a credential of the client."""
     return params.get("credential") is None
 
 
@@ -118,9 +118,9 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 async def withdraw_adopted(
     connection: Connection, settings: Settings, job_id: UUID, tenant_id: str
 ) -> Sequence[Announcement]:
-    """As `withdraw`, in the transaction in which an ended generation adopts its order. If there is an unfinished
-    withdrawal that no worker runs, it will withdraw the adopted order. The lock of its row keeps workers from running
-    it until the adoption is committed.
+    """Withdraw the order that an ended generation adopts. Call this in the transaction of the adoption. If there is no
+    unfinished withdrawal, write one, as `withdraw` does. If there is one and no worker runs it, it will withdraw the
+    adopted order. The lock of its row keeps workers from running it until the adoption is committed.
 
     Raises Conflict `order_being_withdrawn` if a worker may be running the withdrawal just now. Such a worker may have
     read the generation before the adoption, and then the withdrawal would end without having withdrawn anything.
@@ -139,8 +139,8 @@ async def withdraw_adopted(
 
 async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll ends
-    a generation at its deadline, and cancels the order. But a job expires only if no worker polled at its deadline. The
-    relay publishes the hints of the withdrawals.
+    a generation at its deadline, and cancels the order. But these jobs expired because no worker polled at the
+    deadline. The relay publishes the hints of the withdrawals.
     """
     for job_id, tenant_id in await orders_under_way(connection, job_ids):
         await withdraw(connection, settings, job_id, tenant_id)

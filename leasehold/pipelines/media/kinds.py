@@ -2,8 +2,8 @@
 imports no heavy library.
 
 TIFF is a container for a dozen codecs. The common codecs are accepted (headers/tiff.py), and only the first page
-counts. SVG is refused because it is a program. HEIC needs a patented codec. So a worker needs the extra `heic`, and the
-API accepts HEIC only if a setting allows it.
+counts. SVG is refused because it is a program. HEIC needs a patented codec. So the API accepts HEIC only if a setting
+allows it, and a worker then needs the package's extra `heic`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sniff(head: bytes) -> str | None:
             return content_type
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    has_reserved_zeros = head[6:10] == b"\0\0\0\0"  # text may begin with "BM", too
+    has_reserved_zeros = head[6:10] == b"\0\0\0\0"  # needed because text may also begin with "BM"
     if head.startswith(b"BM") and has_reserved_zeros and len(head) > _BMP_HEADER_BYTES:
         return "image/bmp"
     if head[4:8] == b"ftyp":
@@ -59,12 +59,12 @@ def sniff(head: bytes) -> str | None:
 
 
 def is_as_declared(declared: str, actual: str) -> bool:
-    """Whether a client may declare a file of the type `actual` as `declared`."""
+    """Whether a client may give `declared` as the content type of a file whose type is `actual`."""
     return declared == actual or {declared, actual} == HEIC
 
 
 def _by_brand(head: bytes) -> str | None:
-    """The content type by the major brand. If that brand is generic (HEIF), the file's other brands decide, too."""
+    """The content type by the major brand (the first). If it is generic (HEIF), the file's other brands decide, too."""
     end = min(int.from_bytes(head[:4], "big"), len(head))
     brands = [head[8:12]]
     if brands[0] in _HEIF_BRANDS:

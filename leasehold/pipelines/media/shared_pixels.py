@@ -1,7 +1,7 @@
 """Lets another library read a picture's pixels in Pillow's own memory, without a copy.
 
 The module `pixels` gives the memory to libvips. Pillow's `tobytes` would make two copies (72 MB for twelve megapixels).
-In a new process the kernel would first have to provide the pages of these copies.
+This would be slow in a new process, because the kernel would first have to provide the pages of these copies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
         _, capsule = image.__arrow_c_array__()
     except ValueError:  # the picture has several blocks
         return None
-    # The capsule has an Arrow array of pixels. Its child is the array of the bytes of all pixels.
+    # The capsule has an Arrow array of pixels. The only child of this array is the array of the bytes of all pixels.
     pixel_array = _ArrowArray.from_address(_pointer_of(capsule, b"arrow_array"))
     byte_array = _ArrowArray.from_address(pixel_array.children[0])
     size = image.width * image.height * BYTES_PER_PIXEL

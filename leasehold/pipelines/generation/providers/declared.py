@@ -53,8 +53,8 @@ class RequestTemplate(BaseModel):
 
 
 class Declaration(BaseModel):
-    """One declared provider. Every provider needs `urls`. A provider that does not answer with the files immediately
-    also needs `ref`, `poll`, `status` and `statuses`.
+    """One declared provider. Every provider needs `urls`. A provider that does not answer a submit with the links to
+    the files also needs `ref`, `poll`, `status` and `statuses`.
 
     `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: the meaning of each status of
     the provider. A status that is not a text is written here as in JSON (`true`, `2`). `token_header`: the header for
@@ -158,7 +158,7 @@ class Declared:
         return Accepted(id_at(answer.body, self._declaration.ref))
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        assert self._declaration.poll is not None  # a provider without `poll` has returned the files to `submit`
+        assert self._declaration.poll is not None  # without `poll`, `submit` has returned Finished, so nobody polls
         assert self._declaration.status is not None
         answer = await self._send(self._declaration.poll, order, credential, ref)
         self._check_answer(answer)
@@ -190,7 +190,7 @@ class Declared:
         headers: Mapping[str, str] | None = None,
         buys: bool = False,
     ) -> ProviderAnswer:
-        """Send the request of this template. `buys`: the request is an order, which may cost money."""
+        """Send the request of this template. `buys`: whether the request is an order, which may cost money."""
         values = _values_of(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
         if body is not None and buys:  # this is a submit. `extra`: members that the client wrote for this provider
@@ -266,8 +266,8 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
 
 def _fill_url(template: str, values: Mapping[str, Any]) -> str:
     """The URL with `values`, percent-encoded, in place of the placeholders. Raises Rejected if a value would change the
-    path, because the credential would then go to another path. This is possible because HTTP libraries and proxies
-    remove a part `..` together with the part before it, and some of them decode the path first.
+    path, because the credential would then go to another path. A value can do this because HTTP libraries and proxies
+    remove a part `..` together with the part before it, and because some of them decode the path first.
     """
     parts = re.split(r"([/?#])", template)
     in_path = True

@@ -55,7 +55,8 @@ class ProviderAnswer:
         raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error for this answer. Call it for a successful status only if the body is not as documented.
+        """The error for this answer. For an answer with a successful status, call this only if the body is not as the
+        provider documents it.
 
         `message`, `fail_code`: the provider's own message and code, if the answer has them.
         """
@@ -70,8 +71,8 @@ class ProviderAnswer:
 
 
 class RequestSender:
-    """Sends requests over reused connections. But a request that buys something gets a new connection, because a reused
-    connection may be dead. On a dead connection it would be unknown whether the request arrived.
+    """Sends requests over reused connections. But a request that buys something gets a new connection. A reused
+    connection may be dead, and then nobody would know whether the request has arrived.
     """
 
     def __init__(self, reusing: Egress, not_reusing: Egress) -> None:
@@ -122,7 +123,9 @@ class RequestSender:
 
 
 def bad_answer(complaint: str) -> OutcomeUnknown:
-    """The error for a successful answer that is not as documented."""
+    """The error for an answer that has a successful status, but is not as the provider documents it. `complaint`: the
+    end of the message, after "The provider's answer".
+    """
     return OutcomeUnknown("provider_bad_answer", f"The provider's answer {complaint}.")
 
 
@@ -138,8 +141,8 @@ def as_mapping(body: Any) -> Mapping[str, Any]:
 
 
 def text_at(body: Mapping[str, Any], name: str) -> str:
-    """The text that the body has under `name`. Raises OutcomeUnknown if the value there is no text, or is empty, or
-    cannot be stored.
+    """The text that the body has under `name`. Raises OutcomeUnknown if the value under `name` is no text, or is empty,
+    or cannot be stored.
     """
     text = body.get(name)
     if not isinstance(text, str) or not text or not _is_storable(text):
@@ -167,7 +170,8 @@ def _is_storable(text: str) -> bool:
 
 
 def urls_in(output: Any) -> tuple[str, ...]:
-    """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
+    """The links in a provider's output. The output is a text, or an object with `url`, or a list or an object that has
+    such values.
 
     A text that is not a link is skipped. For example, the provider Ark writes a message in place of a refused picture.
     A text that PostgreSQL cannot store is skipped, too. This function has a loop and no recursion, because the provider

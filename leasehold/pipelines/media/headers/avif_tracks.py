@@ -12,8 +12,8 @@ from itertools import pairwise, repeat
 from leasehold.pipelines.media.headers.boxes import Box, boxes
 from leasehold.pipelines.media.refusals import corrupt_image
 
-MAX_SAMPLES = 20_000  # of all tracks
-MAX_BOXES = 1000  # directly inside one box
+MAX_SAMPLES = 20_000  # all tracks together may have at most this many
+MAX_BOXES = 1000  # a box may directly contain at most this many
 
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
 _FIXED_POINT_BITS = 16  # a track's width and height have a fraction of this many bits
@@ -50,8 +50,8 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     """The track in the box `trak`. Returns None if a decoder skips the track, because it is no picture or has an
     unknown codec.
 
-    `samples_left`, `bytes_left`: how many samples and bytes this track may have. The limits hold for all tracks
-    together.
+    `samples_left`, `bytes_left`: how many samples and bytes this track may still have. All tracks share two limits
+    (MAX_SAMPLES, and the bytes of the file), and these are what the earlier tracks have left of them.
     """
     table = _sample_table(data, box)
     if table is None:
@@ -88,7 +88,7 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
 
 
 def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample in the file."""
+    """Start and end of each sample in the file. A chunk is a run of samples that follow each other in the file."""
     offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
@@ -123,6 +123,8 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
     """How many samples each of the `chunks` chunks has. `counts[i]` is the number for each chunk from `first_chunks[i]`
     up to the chunk before `first_chunks[i + 1]`. Chunks are numbered from 1.
+
+    For example, with 5 chunks, `first_chunks` (1, 4) and `counts` (10, 3), the result is [10, 10, 10, 3, 3].
     """
     if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
         raise corrupt_image("the samples of a track contradict themselves")
@@ -132,7 +134,9 @@ def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks
 
 
 def _read_numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tuple[int, ...]:
-    """The numbers in a table with rows of `row_format`. `skipped`: the bytes before the number of rows."""
+    """The numbers in a table with rows of `row_format`. `skipped`: how many bytes are between the full header (version
+    and flags) and the number of rows.
+    """
     _, start, _ = box
     (count,) = struct.unpack_from(">I", data, start + _FULL_HEADER + skipped)
     if count > MAX_SAMPLES:

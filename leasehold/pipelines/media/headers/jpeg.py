@@ -52,7 +52,7 @@ def read(data: bytes) -> Header:
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
     """The marker of each segment and the position of its content, up to the end of the first picture."""
-    position, count = 2, 0  # after the SOI of the file
+    position, count = 2, 0  # the file begins with an SOI, in two bytes
     while match := _MARKER.search(data, position):
         marker, position = match[1][0], match.end()
         count += 1
