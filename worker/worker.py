@@ -204,6 +204,7 @@ class Worker:
         self.health.is_ready = not self._draining and self.queues == self._chosen.every
 
     def _log_serving(self, later: frozenset[str]) -> None:
+        # `later`: the queues that the worker will serve once their children are ready.
         log.info(
             "serving",
             queues=sorted(self.queues),

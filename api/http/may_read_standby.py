@@ -57,7 +57,8 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        # The metric's label: why the primary answers. `primary`: the standby does not serve.
+        # The metric's label says why the primary answers. `primary`: the standby does not serve. `fresh`: the request
+        # demands the primary. `repeated`: the standby could not answer.
         reason = "primary"
         if _demands_primary(request):
             reason = "fresh"

@@ -291,7 +291,7 @@ class App:
         for task in tasks:
             self._refuse_mixed_queue(task, queue)
         for task in tasks:
-            task.pipeline.move_to(queue)  # if the queue's name is not valid, already the first call raises
+            task.pipeline.move_to(queue)  # if the queue's name is not valid, the first call raises, so no task moves
 
     def _refuse_mixed_queue(self, task: Task[..., Any], queue: str) -> None:
         """Raises DeclarationError if the queue, with this task in it, would have both isolated and other tasks."""

@@ -1,4 +1,4 @@
-"""Writes API keys in the database, for `leasehold keys`."""
+"""Lists, makes, rotates, expires and revokes API keys in the database, for `leasehold keys`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from leasehold.settings import Settings
 async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
-    """Create an API key. The key's text is stored nowhere. If the installation is a cell (one of several that share the
-    tenants), the text contains the name of the cell. Raises Invalid for wrong values, and Conflict `too_many_keys`.
+    """Create an API key. The key's text is stored nowhere. If the installation is a cell (one of several installations
+    that divide the tenants among them), the text contains the name of the cell. Raises Invalid for invalid values, and
+    Conflict `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
         return await keys.make(

@@ -1,8 +1,8 @@
 """Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
-A kind of work that has only steps needs no Kind: declare a `Pipeline`. A declaration is light, because every process
-imports it. It names each hook (an object that a process of the platform loads) as `module:attribute`. Only the process
-that needs the hook imports the module.
+A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. Every process imports the declaration,
+so the declaration must not import the code of its hooks. (A hook is an object that a process of the platform loads.) It
+names each hook as `module:attribute`, and only the process that needs the hook imports the module.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Kind:
     `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`
     beside the outputs of its jobs. The tenant's quota counts these bytes, too.
     `objects`: what the kind stores beside the outputs of its jobs; None: it stores no such objects.
-    `housekeeping`: a callable that returns the kind's duties (maintenance loops), which the leading worker runs
-    (leasehold.kinds.housekeeping).
+    `housekeeping`: a callable that returns the kind's duties (maintenance loops). The leading worker, the one that is
+    elected for duties, runs them (leasehold.kinds.housekeeping).
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees these jobs
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.

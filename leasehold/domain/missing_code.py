@@ -10,7 +10,7 @@ from uuid import UUID
 
 from leasehold.domain.ids import instant_of
 
-#: Seconds of the pause while a living worker has the code.
+#: Seconds of the pause if a living worker has the code. Every pause is at least this long.
 SHORTEST_PAUSE = 30.0
 #: Seconds of the longest pause.
 LONGEST_PAUSE = 86_400.0

@@ -103,8 +103,8 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory of a run, and its lock file last. The reason: if this process dies meanwhile, a later run
-    removes the rest only if the lock file is still there.
+    """Remove the directory of a run, and its lock file last. If this process dies meanwhile, a later run removes the
+    rest, but only if the lock file is still there.
     """
     with contextlib.suppress(OSError):  # another process may remove the directory at this moment
         for path in [path for path in directory.iterdir() if path.name != LOCK_NAME]:
@@ -135,7 +135,7 @@ def _is_abandoned(directory: Path) -> bool:
 def temporary_root() -> Path:
     """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else Python's default."""
     if configured_root := os.environ.get("LEASEHOLD_TMP"):
-        return Path(configured_root).absolute()  # servers have another current folder than this process
+        return Path(configured_root).absolute()  # because the servers do not run in this process's current folder
     return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it
 
 

@@ -34,8 +34,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StoredItems:
-    """The outcome of a request. `items`: how many of its items are stored. `cut`: the attempt has reached its bounds,
-    so PostgreSQL stores no more of its items.
+    """The outcome of a request. `items`: how many of the request's items are stored. `cut`: whether the attempt has
+    reached its bounds; if so, no more of its items are stored.
     """
 
     items: int
@@ -44,9 +44,9 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How much the attempt has stored. `attempt`: the attempt's number. `is_known`: a stored row has the same `first`
-    (the number of its first item) as this request, so the request was stored before. `known_items`: how many items that
-    row has. The mark of a cut (see `_usage_sql`) does not count.
+    """How much the attempt has stored. `attempt`: the attempt's number. `cut`: as in StoredItems. `is_known`: whether a
+    stored row has the same `first` (the number of its first item) as this request; if so, the request was stored
+    before. `known_items`: how many items that row has, without the mark of a cut (see `_usage_sql`).
     """
 
     attempt: int

@@ -1,4 +1,6 @@
-"""Converts grey pictures of 16 bits. The media steps use this module. Conversions use it for their reference images."""
+"""Converts grey pictures of 16 bits to 8 bits. The media steps use this module, and so do conversions, for their
+reference images.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
 Cells are several installations that divide the tenants among them. Each cell has its own PostgreSQL and RabbitMQ, and
-all cells read the same map. The map says which cells there are, and to which cell a tenant belongs. If a request
-belongs to another cell, a cell refuses it before it reads or writes anything for the request. The answer has the
-address of the right cell, so no gateway is needed. But a gateway that reads the cell's name in the API key saves the
-client the second request.
+all cells read the same map. The map says which cells there are, and to which cell a tenant belongs. If a cell gets a
+request that belongs to another cell, it refuses the request before it reads or writes anything for it. The answer has
+the address of the right cell, so no gateway is needed. But a gateway that reads the cell's name in the API key saves
+the client the second request.
 """
 
 from __future__ import annotations
@@ -129,5 +129,5 @@ class Cells:
         return new_map
 
     def _read_again(self) -> None:
-        """Raises ValueError for a file without a valid map. FileSecret catches and logs it, and the last map stays."""
+        """Raises ValueError for a file without a valid map. FileSecret catches this error, so the last map stays."""
         self._map = self._read_map()

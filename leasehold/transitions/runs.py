@@ -238,7 +238,8 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
     """(new) -> pending. Call this in a transaction.
 
     Raises Duplicate. Raises Conflict `same_scope_running`, with the other run's id in its message, if the policy is
-    `reject_same_scope`. Raises asyncpg.UniqueViolationError if the schedule's tick has a run already.
+    `reject_same_scope` and another run of the scope is unfinished. Raises asyncpg.UniqueViolationError if the
+    schedule's tick has a run already.
     """
     rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     admission = await _admission_of(connection, new, rules)

@@ -1,8 +1,8 @@
-"""Writes the log lines of attempts, and the values that they emit, into the database. While an attempt runs, this
-happens in batches. The rest is written before the attempt's settlement (the write of how it ended).
+"""Writes the log lines of attempts, and the values that they emit, into the database. While an attempt runs, several
+are written together. The rest is written before the attempt's settlement (the write of how it ended).
 
-In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
-attempt in one write.
+In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is what one write
+has of one attempt's items.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
 is written. So a settled attempt has all its items, except those that PostgreSQL refused. A killed attempt loses at most
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 EVERY_SECONDS = 0.2
 #: The most chunks in one statement.
 _BATCH = 128
-#: The seconds that a write waits while the database is away. There is no limit, as for a settlement.
+#: The most seconds that a write waits while the database is away: no limit. A settlement has no limit either.
 _PATIENCE = float("inf")
 
 
@@ -162,8 +162,8 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
             await self._write_chunk(self._chunk_of(attempt.claimed, first_number, items), len(items))
 
     async def _write_chunk(self, chunk: _Chunk, items: int) -> None:
-        """Write the chunk. If PostgreSQL refuses the chunk, drop it: a line that cannot be stored must not fail its
-        attempt.
+        """Write the chunk. If PostgreSQL refuses the chunk, drop it, because an item that cannot be stored must not
+        fail its attempt.
         """
         try:
             await self._batcher.ask(chunk)

@@ -168,9 +168,9 @@ class InlineAttempt:
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str, *, own: bool = False) -> None:
-        # The key of a template's step then contains the name of the step, because several steps may have the same code.
-        # A step that a workflow has started, and a part of a fan-out, have output prefixes of their own, and need no
-        # such key. Their names have a `#` or a point, so they do not match NAME.
+        # With `own`, the key of a template's step contains the step's name, because several steps may have the same
+        # code. A step that a workflow has started, and a part of a fan-out, have output prefixes of their own, and need
+        # no such key. Their names have a `#` or a point, so they do not match NAME.
         has_own_key = own and self.is_part and NAME.fullmatch(self._claimed.step) is not None
         await self._publish(name, data, content_type, f"{self._claimed.step}/{name}" if has_own_key else name)
 

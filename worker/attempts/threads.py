@@ -69,8 +69,8 @@ class Threads:
         self._loop = asyncio.get_running_loop()
 
     async def reserve(self, seconds: float, slot: Slot) -> Reservation | None:
-        """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent: another attempt may
-        run in it. None: no thread became free within `seconds`.
+        """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent, so that another
+        attempt may run in it. None: no thread became free within `seconds`.
         """
         if not self._free_threads.locked():
             await self._free_threads.acquire()
@@ -100,7 +100,7 @@ class Threads:
         if self._idle == 0 and self._started < self._at_most:
             self._start_thread()
         else:
-            self._idle -= 1  # the reservation proves that a thread is idle, or is about to be
+            self._idle -= 1  # the reservation proves that a started thread is idle, or will be in a moment
         future: Future[Any] = Future()
         future.add_done_callback(self._on_done)
         self._work.put((future, lambda: context.run(work)))

@@ -1,9 +1,9 @@
 """A slot pool serves some queues with a fixed number of slots. For each hint (a message that a task is due) it claims
 the task, runs the attempt in a slot, and only then ACKs the hint.
 
-A hint announces a task immediately, but a hint may be lost. So the pool also polls: it reads the database every few
-seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,
-snoozed steps, and all tasks while the broker is away.
+A hint announces a task immediately, but a hint may be lost. So the pool also polls, which means that it reads the due
+tasks in the database every few seconds, and whenever the broker may have lost hints. A poll also finds the tasks that
+no hint announces: due retries, snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
 unacknowledged. The broker limits the unacknowledged hints, and may then hold back hints of other tenants. So a crowded
@@ -43,7 +43,7 @@ _SILENCE_SECONDS = 30.0
 
 #: Seconds between two polls of a crowded pool (see `_CROWDED`). While hints arrive, such a poll leaves new tasks
 #: (`pending`) to their hints until the tasks have been due for this long. The polls are needed because the broker does
-#: not serve the tenants in turn: in its queue, a hint waits behind all hints of a tenant that floods the queue.
+#: not serve the tenants in turn. In its queue, a hint waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while at least this part of its slots is busy. From about that part on,
 #: the broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
@@ -55,9 +55,9 @@ _LATE_HINT_SECONDS = 0.05
 #: When an attempt of a full pool ends, the pool waits until about one attempt for every 8 slots has ended, but at most
 #: 0.02 s. Then one poll fills all free slots.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
-#: If no child process could be started or forked for an attempt, its slot takes no other task for _REST_SECONDS, or
-#: until a child can be made. The slot checks this every _REST_CHECK_SECONDS. So a worker that cannot make children
-#: leaves the tasks to other workers.
+#: If no child process could be started or forked for an attempt, its slot takes no other task until a child can be
+#: made, but at most for _REST_SECONDS. Every _REST_CHECK_SECONDS the slot checks whether a child can be made. So a
+#: worker that cannot make children leaves the tasks to other workers.
 _REST_SECONDS, _REST_CHECK_SECONDS = 60.0, 1.0
 #: A slot whose claim ended with an unforeseen error takes no other hint for this many seconds. Every claim may end with
 #: this error, for example if a privilege is revoked. Without the pause, the pool would acknowledge all hints of the
@@ -179,7 +179,7 @@ class SlotPool:
         self._may_poll.set()
 
     def stop_claiming(self) -> None:
-        """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
+        """Claim nothing more. Waiting hints stay unacknowledged, so the broker redelivers them to other workers. A poll
         that is under way is not cancelled, and the tasks that it claims run. Otherwise these tasks would wait until
         their leases expire.
         """
@@ -278,11 +278,11 @@ class SlotPool:
     async def _follow(self, delivery: Delivery) -> None:
         """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint.
 
-        After an unforeseen error of the claim or of the attempt, this method ACKs the hint, too. The reason: the broker
+        After an unforeseen error of the claim or of the attempt, this method ACKs the hint, too, because the broker
         limits the unacknowledged hints of this worker, and the hint would keep its place among them. The task is not
-        forgotten. If it is claimed, the sweep of its expired lease writes a new hint; otherwise a poll finds the task.
-        A hint whose claim or attempt is cancelled stays unacknowledged: the broker redelivers it when this worker's
-        connection closes.
+        lost. If it is claimed, the sweeper frees it when its lease has expired, and writes a new hint; otherwise a poll
+        finds the task. But a hint whose claim or attempt is cancelled stays unacknowledged, so the broker redelivers it
+        when this worker's connection closes.
         """
         self._followed_hints += 1
         slot = _Slot(self, delivery.hint.tenant)
@@ -446,7 +446,7 @@ class SlotPool:
 
     @property
     def _is_crowded(self) -> bool:
-        # Attempts whose slots are lent count, too: their hints are unacknowledged.
+        # Attempts whose slots are lent count, too, because their hints are unacknowledged.
         return bool(self._hints) or len(self._attempts) >= max(1, _CROWDED * self.slots)
 
     def _keep_next_slot(self, *, keeps: bool) -> None:
@@ -510,9 +510,9 @@ class SlotPool:
 
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come for
-        `_SILENCE_SECONDS` either, the consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds
-        nothing. It may hold as many unacknowledged hints as the broker allows, and then no further hint comes while
-        their attempts run.
+        `_SILENCE_SECONDS` either, the consumer may be dead, so have it rebuilt. Exception: a pool that holds hints
+        rebuilds nothing. It may hold as many unacknowledged hints as the broker allows, and then no further hint comes
+        while their attempts run.
         """
         if self._hints or self._followed_hints or not self._broker.connected:
             return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leasehold.db.database import Connection
 
 #: The most seconds of one `beyond_limit` block. If the worker's main loop hangs in such a block, the heartbeat renews
-#: the lease for no longer than this.
+#: the lease for at most this many seconds beyond the attempt's limit.
 MAX_BEYOND_LIMIT_SECONDS = 3600.0
 
 

@@ -1,8 +1,8 @@
 """Splits the bytes of one connection into AMQP frames, between the socket and the AMQP client.
 
 A consumer or publisher registers a handler for its channel. The handler gets the channel's frames as they arrive,
-before the AMQP client gets them. All other frames go on to the client unchanged. A publisher can write many frames at
-once; the client would need one write for each.
+before the AMQP client gets them. All other frames go on to the client unchanged. A publisher can send many frames with
+one write (`Wire.write`). The client would need one write for each frame.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5 (frames) and 2.3.5.2 (content).
 """

@@ -215,7 +215,9 @@ def _being_withdrawn(withdrawal_id: UUID) -> Conflict:
 
 
 def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:
-    """The terms of a retried job: a generation gets a new deadline and the limits that the settings now define."""
+    """The terms of a retried job. A generation gets a new deadline and the limits that the settings now define. A
+    withdrawal keeps its parameters, and gets no further limits.
+    """
     if "provider" not in job.params:  # a withdrawal, the job that cancels an order
         return RetryTerms()
     params = GenerationParams.model_validate(job.params)
@@ -236,7 +238,8 @@ def own_limits(
     """The concurrency limits of an order. `terms` None: the installation no longer has the provider.
 
     The limit of a provider holds for all tenants together. So does the limit of a server that a client names, because
-    such a server is one machine. If the client names no server, each tenant has a limit of its own.
+    such a server is one machine. If the client names no server, the order counts under the name of the default server,
+    and each tenant has a limit of its own.
     """
     limits = []
     if settings.generation_per_server:

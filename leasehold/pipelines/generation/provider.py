@@ -1,8 +1,8 @@
 """The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
-A provider is a client of an external HTTP service. It keeps no state. The steps write into the task's note what the
-next attempt must know. A method fails with one of the errors below. The messages of these errors contain no credential.
-A URL in them lacks its query (the part after `?`).
+An object that implements `Provider` is a client of the provider's HTTP service. It keeps no state. The steps write into
+the task's note what the next attempt must know. A method fails with one of the errors below. The messages of these
+errors contain no credential, and their URLs lack the query (the part after `?`).
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class OutcomeUnknown(ProviderError):
 
 
 class Provider(Protocol):
-    """A provider. `honours_token`: a repeated submit with the same token buys nothing more, and returns the `Accepted`
-    of the first submit.
+    """The client of a provider. `honours_token`: whether a repeated submit with the same token buys nothing more, and
+    returns the `Accepted` of the first submit.
     """
 
     @property

@@ -87,9 +87,10 @@ CROSS JOIN LATERAL (
 
 @dataclass(slots=True)
 class Room:
-    """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more jobs may
-    be admitted this minute. None: any number. `admitted`: tenant -> the number of its admitted, unfinished jobs; None:
-    tenants do not share the limit. `reserved`: how many places are reserved for tenants without such jobs.
+    """The room of one limit. `places`: how many more jobs may be unfinished at once; None: any number. `entries`: how
+    many more jobs may be admitted this minute; None: any number. `admitted`: tenant -> the number of its admitted,
+    unfinished jobs; None: the limit is not one that all tenants share. `reserved`: how many places are reserved for
+    tenants without admitted, unfinished jobs.
     """
 
     places: int | None
@@ -132,9 +133,9 @@ async def rooms_of(
     *,
     skip_locked: bool = False,
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits, delete the rows of finished jobs, and count the room of each limit. Only rows of the jobs in
-    `ended` are deleted; None: rows of any finished job. A limit without a row has room for any number of jobs.
-    `skip_locked`: a limit that another transaction has locked has no room.
+    """Lock the limits, delete the rows of finished jobs, and count the room of each limit. `ended`: the jobs whose rows
+    may be deleted; None: those of all finished jobs. A limit without a row has room for any number of jobs.
+    `skip_locked`: do not wait for a limit that another transaction has locked; such a limit has no room.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK_OR_SKIP if skip_locked else _LOCK, *columns)
@@ -147,7 +148,7 @@ async def rooms_of(
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(admitted_by_key)) if admitted_by_key else ():
         admitted_by_key[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
-    # `counts` has each limit that has a row. A limit that could not be locked keeps this Room: no job enters.
+    # `counts` has each limit that has a row. A limit that could not be locked keeps this Room, which admits no job.
     rooms.update({name: Room(0, 0) for name in counts})
     for row in limits:
         name = (row["tenant_id"], row["key"])

@@ -41,9 +41,9 @@ def _is_of_own_run(row: str) -> str:
 
 
 def _is_called_again(status: str) -> str:
-    """SQL condition: the journal's row `e`, of a call whose work is done by a run of its own, must be deleted, so that
-    the workflow makes the call again. The row `result` is always deleted. The row `start` stays if the run failed,
-    because the workflow then retries the run. `status`: SQL of the run's status.
+    """SQL condition: the row `e` of the journal must be deleted, so that the workflow makes the call again. The row
+    belongs to a call whose work is done by a run of its own. The call's row `result` is always deleted. Its row `start`
+    stays if the run failed, because the workflow then retries the run. `status`: SQL of the run's status.
     """
     return f"(e.kind = 'result' OR (e.kind = 'start' AND {status} IS DISTINCT FROM 'failed'))"
 
@@ -69,13 +69,13 @@ _REPLAYABLE = unindexed(
 #
 # $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
 # $4: whether the job must wait at its concurrency limits (is `held`) first. `waiting_on` counts the steps for which a
-# task waits. In a held job it becomes 1 for each runnable step: this 1 represents all limits.
+# task waits. In a held job it becomes 1 for each step that could run now. This 1 represents all limits.
 # $5: whether $6 replaces the exclusive key.
 # $7: the pipelines whose failures start a run of their `on_failure` pipeline.
 # $8: the band of the hints (NULL: the step's priority). $9: the data of the events (NULL: none).
 #
-# `uncounted`: the step is a failed step of a workflow. When it failed, END_FAILED_JOBS (endings.py) subtracted it from
-# `steps_left`. So it is added again here.
+# `uncounted`: a workflow started the step, and the step failed. Then END_FAILED_JOBS (endings.py) subtracted the step
+# from `steps_left`, so it is added again here.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (
@@ -168,9 +168,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Of the steps
-# that a step needs, it then waits for those that also run again, and for those that have not succeeded (REPLAY revives
-# them).
+# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Each of these
+# steps then waits for two kinds of the steps that it needs: those that also run again, and those that have not
+# succeeded (REPLAY revives them).
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
 # the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.

@@ -13,9 +13,9 @@ from leasehold.transitions.settlements.records import Failure, Settled
 #: A task fails when this many of its attempts have crashed their child process.
 MAX_CRASHES = 2
 
-# This statement only locks. FAIL runs after it in the same transaction, because FAIL may end the job with all its
-# steps. A statement that waits for a lock keeps its old snapshot. So if FAIL itself waited, it would not see the parts
-# that another step has fanned out meanwhile.
+# This statement only locks. FAIL runs after it in the same transaction. FAIL may end a job with all its steps, so it
+# must see all of them. But a statement that waits for a lock keeps its old snapshot. If FAIL itself waited, it would
+# not see the parts that another step has fanned out meanwhile.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j

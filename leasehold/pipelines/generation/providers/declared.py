@@ -114,7 +114,8 @@ def _texts_in(value: Any) -> list[str]:
 
 
 def declarations(source: str) -> list[Declaration]:
-    """The declarations of the setting: empty, a JSON list, or the path of a file with such a list.
+    """The declarations in `source`, the value of the setting: an empty text, a JSON list, or the path of a file with a
+    JSON list.
 
     Raises DeclarationError.
     """

@@ -88,7 +88,7 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
 
 
 def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample in the file. A chunk is a run of samples that follow each other in the file."""
+    """Start and end of each sample in the file. In a chunk, the samples follow each other without gaps."""
     offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
