@@ -99,7 +99,9 @@ async def export_audit(
 
 
 async def _check_chain(services: Services, shared_checks: Shared[CheckedChain], tenant_id: str) -> CheckedChain | None:
-    """Check the newest rows of the tenant's chain, unless `shared_checks` has the result. None: there are no rows."""
+    """Check the newest rows of the tenant's chain. If `shared_checks` already has the result, return this result.
+    Returns None if the chain has no rows.
+    """
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, tenant_id)
     if not heads:

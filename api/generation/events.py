@@ -77,8 +77,8 @@ def _status_fields(event: EventView) -> dict[str, Any]:
 
 
 def _status_text(event: EventView) -> StatusText | None:
-    """The status that `GET /v1/images/query` or `GET /v1/video/query` answers after this event. None: the event does
-    not change the status.
+    """The status that `GET /v1/images/query` or `GET /v1/video/query` answers after this event. Returns None if the
+    event does not change the status.
     """
     if event.job_status in JOB_TERMINAL:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"

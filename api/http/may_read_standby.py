@@ -79,7 +79,7 @@ def _demands_primary(request: Request) -> bool:
 
 
 async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads) -> Response | None:
-    """The answer from the standby. None: the standby failed or lacks the object, and the primary must answer."""
+    """The answer from the standby; None if the standby failed or lacks the object. Then the primary must answer."""
     with reads.reading() as reading:
         try:
             response = await handler(request)
@@ -90,8 +90,8 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except STANDBY_FAILED as error:
             # If the error shows that the standby is unusable, `leave` sends all reads to the primary for some seconds.
             # Three kinds of errors do not show this. If no use of the standby has failed, the error comes from the
-            # primary, which the request also reads for rates and keys. If the request has used up its time for the
-            # standby (`is_over`), the standby may merely be slow. If asyncpg cannot encode a value, the request is bad.
+            # primary, which this request uses for rates and keys. If the request has used up its time for the standby
+            # (`is_over`), the standby may merely be slow. If asyncpg cannot encode a value, the request is bad.
             is_of_standby = reading.has_failed and not reading.is_over
             if is_of_standby and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
                 reads.replica.leave(error)

@@ -158,8 +158,8 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """Check only the newest `at_most` rows. Otherwise the same as `verify`. Each row has the hash of the row before it.
-    In the first checked row, this hash is not checked, because the row before it is not read.
+    """Do the same as `verify`, but check only the newest `at_most` rows. Each row has the hash of the row before it. In
+    the first checked row, this hash is not checked, because the row before it is not read.
     """
     after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:
@@ -190,8 +190,8 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
-    """If retention has deleted the next row to check, return a Chain that goes on at the oldest row that is left. None:
-    retention has not deleted the row, so the row is missing.
+    """If retention has deleted the next row to check, return a Chain that goes on at the oldest row that is left.
+    Returns None if retention has not deleted the row, because then the row is missing.
 
     The table `audit_chain` has the beginning of each chain. Only `forget_audit` and the owner of the schema can change
     this beginning, and `forget_audit` deletes no row of the last 30 days.

@@ -1,8 +1,8 @@
 """Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
 A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. Every process imports the declaration,
-so the declaration must not import the code of its hooks. (A hook is an object that a process of the platform loads.) It
-names each hook as `module:attribute`, and only the process that needs the hook imports the module.
+so the declaration must not import the code of its hooks. A hook is an object that a process of the platform loads. The
+declaration names each hook as `module:attribute`, and only the process that needs the hook imports the module.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """Objects whose whole key is in a row. Otherwise the same as `Objects`. The age of such an object counts from its
-    last change in the store.
+    """Like `Objects`, but for objects whose whole key is in a row. The key need not have an id
+    with a time. So the age of such an object counts from its last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that gets keys in the text array `$1`, and returns, as `id`, those that are in a row. `keys`:
@@ -86,8 +86,8 @@ class Kind:
     `redacted`: the names of parameters that /v1/jobs never shows.
     `parents`: {pipeline: JSON pointer}. In the parameters of a job of the pipeline, the pointer leads to the id of the
     job that caused this job.
-    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints link to them, for example
-    because these endpoints count downloads.
+    `signed_links`: whether /v1/jobs links to outputs. If it is False, only the kind's own endpoints link to outputs,
+    for example because these endpoints count downloads.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).
     `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).
     """

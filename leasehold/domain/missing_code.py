@@ -20,8 +20,8 @@ _MAX_CHARACTERS = 2000
 
 def joined_handlers(handlers: Iterable[str]) -> str | None:
     """The task's handlers (each named `pipeline.step`) as one text, `a.b, c.d`. Only a worker that has all of these
-    handlers ends the task's pause early. None: there are no handlers, or the text would be too long. Then no worker
-    ends the pause early.
+    handlers ends the task's pause early. Returns None if there are no handlers, or if the text would be too long. Then
+    no worker ends the pause early.
     """
     text = ", ".join(sorted(set(handlers)))
     return text if 0 < len(text) <= _MAX_CHARACTERS else None
@@ -41,7 +41,7 @@ def pause_without_code(job_id: UUID) -> float:
 
 
 def _age_of(job_id: UUID) -> float:
-    """Seconds since the job's id was made. 0 for an id that has no time."""
+    """Seconds since the job's id was made, or 0 if the id has no time."""
     try:
         return (datetime.now(UTC) - instant_of(job_id)).total_seconds()
     except (ValueError, OverflowError):

@@ -36,7 +36,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """The step is not finished: the worker gives the lease back, and the step runs again at `until`.
+    """The step is not finished. The worker gives the lease back, and the step runs again at `until`.
 
     `until`: an instant, or a delay from now. `note`: small JSON for the next attempt (`attempt.note()`).
     """
@@ -57,10 +57,11 @@ class LeftToOthers(Snooze):
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """The step is not finished: `step` (declared with `part=True`) runs once for each of `items`, all in parallel.
+    """The step is not finished. First another step, `step`, runs once for each of `items`, all in parallel. It must be
+    declared with `part=True`. Each of these executions is a part.
 
-    After all parts have succeeded this step runs again, and `attempt.joined()` returns their results. `items` has 1 to
-    1,000 entries.
+    After all parts have succeeded, the step that returned this FanOut runs again, and `attempt.joined()` returns the
+    results of the parts. `items` has 1 to 1,000 entries.
     """
 
     step: str

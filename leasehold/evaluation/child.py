@@ -109,7 +109,7 @@ def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: 
 
 
 def first_mismatch(validator: Draft202012Validator, payload: Any) -> tuple[str, str] | None:
-    """The pointer to the first value that does not fit the schema, and the reason. None: the payload fits."""
+    """The pointer to the first value that does not fit the schema, and the reason; or None if the payload fits."""
     try:
         validator.validate(payload)
     except ValidationError as error:

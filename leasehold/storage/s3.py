@@ -107,7 +107,7 @@ class _Credentials(AioCredentials):
 
 
 class _CredentialProvider:
-    """The credential provider of a session: it always answers with the credentials of the settings."""
+    """The credential provider of a session. It always answers with the credentials of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._credentials = _Credentials(settings)

@@ -512,7 +512,7 @@ class ObjectStore:
 
 
 class _Absent:
-    """The client of an installation without a store: every call raises StoreAbsent."""
+    """The client, and the signer, of an installation without a store. Every use raises StoreAbsent."""
 
     def __getattr__(self, name: str) -> Any:
         raise StoreAbsent(ABSENT)

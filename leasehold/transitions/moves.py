@@ -32,8 +32,8 @@ def tenant_stays(tenant: str = "tenant_id") -> str:
     """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there. In the
     first stage of a move, `drain`, nothing is copied yet, so the tenant counts as staying.
 
-    Housekeeping deletes only objects of tenants that stay. The reason: two cells may share a bucket. Then the other
-    cell may need the objects of a tenant that moves or has moved.
+    Housekeeping deletes only objects of tenants that stay. Two cells may use the same bucket, and then the other cell
+    may need the objects of a tenant that moves or has moved.
     """
     return (
         f"NOT EXISTS (SELECT 1 FROM tenant_move m WHERE m.tenant_id = {tenant} AND m.direction = 'out'"

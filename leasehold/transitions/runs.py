@@ -143,9 +143,9 @@ async def _create_independent(
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
-# The concurrency limits (by the table `gate_job`) at which the unfinished runs with the keys of the submissions have
-# waited so far. $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no
-# partial index for the condition.
+# The concurrency limits that the unfinished runs with the keys of the submissions have so far, by the table `gate_job`.
+# $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no partial index
+# for the condition.
 _LIMITS_UNTIL_NOW = f"""
 -- runs_limits_until_now
 SELECT DISTINCT g.tenant_id, g.key

@@ -153,7 +153,7 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         """Write the items that the attempt's buffer has when the attempt's `earlier` write has ended.
 
         So the chunks of an attempt are written in their order, and the last write ends last. The batcher alone does not
-        keep the order: it sets a chunk aside if somebody has locked the job.
+        keep the order, because it sets a chunk aside if somebody has locked the job.
         """
         if earlier is not None:
             await asyncio.wait([earlier])

@@ -196,7 +196,7 @@ class InlineAttempt:
         return await item_of(self._pool, self._held)
 
     async def joined(self) -> list[Any] | None:
-        """The results of the parts that the task has fanned out into. None: the task has no parts."""
+        """The results of the parts that the task has fanned out into, or None if the task has no parts."""
         rows = await self._on_primary(
             lambda connection: connection.fetch(
                 "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"

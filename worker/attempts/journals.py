@@ -41,9 +41,9 @@ class Journals:
         return answer
 
     async def read(self, request: Reading) -> Journal | None:
-        """The rows that the request names, or the whole journal. None: the lease is not valid. Of a long journal, this
-        method returns only the beginning, and sets `is_cut`, because a long read here would delay all other requests.
-        The caller then reads the journal on another connection.
+        """The rows that the request names, or the whole journal. Returns None if the lease is not valid. Of a long
+        journal, this method returns only the beginning, and sets `is_cut`, because a long read here would delay all
+        other requests. The caller then reads the journal on another connection.
         """
         answer = await self._batcher.ask(request)
         assert not isinstance(answer, Recorded)

@@ -70,7 +70,7 @@ class Threads:
 
     async def reserve(self, seconds: float, slot: Slot) -> Reservation | None:
         """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent, so that another
-        attempt may run in it. None: no thread became free within `seconds`.
+        attempt may run in it. Returns None if no thread became free within `seconds`.
         """
         if not self._free_threads.locked():
             await self._free_threads.acquire()

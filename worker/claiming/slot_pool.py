@@ -88,7 +88,7 @@ class _Slot:
         self._pool = pool
         self._tenant = tenant
         self._is_down: Callable[[], bool] | None = None
-        self._waiting = 0  # how many calls of the attempt wait for threads now: a workflow makes several at once
+        self._waiting = 0  # how many calls of the attempt wait for threads now; a workflow may make several at once
         self._is_lent = False
 
     def may_continue(self) -> bool:
@@ -374,9 +374,9 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has sent no query, so other tasks may wait. Perhaps no hint of them is here
-            # either: while the running attempts hold as many unacknowledged hints as the broker allows, other hints
-            # stay in the broker.
+            # A poll that found no slot has sent no query, so other tasks may wait. Perhaps none of their hints is here,
+            # because other hints stay in the broker while the running attempts hold as many unacknowledged hints as the
+            # broker allows.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -385,7 +385,7 @@ class SlotPool:
             # else: there are free slots and more tasks, so poll again at once
 
     async def _fill_kept_slot(self, overdue_seconds: float) -> _PollResult | None:
-        """If the slot that is kept for a poll has become free, claim one task for it. None: no such slot is free."""
+        """If the slot that is kept for a poll has become free, claim one task for it; else return None."""
         if not self._keeps_next_slot or self._is_full:
             return None
         self._keep_next_slot(keeps=False)
@@ -399,7 +399,7 @@ class SlotPool:
                 await self._may_poll.wait()
 
     async def _wait_for_slots(self) -> None:
-        """Wait until an attempt has ended, and then a moment for the ends of other attempts. The reason: a poll for one
+        """Wait until an attempt has ended, and then a moment for the ends of other attempts, because a poll for one
         task costs about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
@@ -488,7 +488,7 @@ class SlotPool:
         )
 
     async def _claim_from_database(self, limit: int, overdue_seconds: float) -> Polled | None:
-        """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
+        """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. Returns None if the poll failed."""
         # `rooms`: how many tasks the poll may claim for each tenant. In its fields, "others" are the tenants that run
         # nothing in this pool.
         others_overdue = _LATE_HINT_SECONDS if self._is_crowded else None

@@ -75,7 +75,7 @@ class HeldLease:
             self._on_cancel()
 
     def trusted(self) -> bool:
-        """Whether the attempt may still write outputs: the lease has not expired, and is not known to be lost."""
+        """Whether the lease has not expired, and is not known to be lost. Only then the attempt may write outputs."""
         return not self.lost and monotonic() < self.trusted_until
 
     @contextmanager
@@ -113,6 +113,7 @@ class HeldLease:
         """
         self._given_up = True
         for connection in self._borrowed:
-            with suppress(asyncpg.InterfaceError):  # raised if the pool already has the connection back
+            # If the server has ended the session, the pool already has the connection back, and this raises.
+            with suppress(asyncpg.InterfaceError):
                 connection.terminate()
         self._borrowed.clear()

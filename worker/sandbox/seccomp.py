@@ -29,8 +29,8 @@ MACHINES = {
     "aarch64": Machine(0xC00000B7, 1, 277),
 }
 
-#: The calls that the filter answers with EPERM -> their numbers (x86_64, aarch64). None: the architecture has no such
-#: call.
+#: The calls that the filter answers with EPERM -> their numbers (x86_64, aarch64). A number is None if the architecture
+#: has no such call.
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     # the network; the child's socket to the worker needs none of these calls, only read(2) and write(2)
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
@@ -175,7 +175,7 @@ def _only_this_thread(pid: int) -> tuple[bytes, ...]:
 
 
 def _only_reading_limits() -> tuple[bytes, ...]:
-    """Admit prlimit if it only reads: the pointer to the new limit is null."""
+    """Admit prlimit if it only reads, which means that the pointer to the new limit is null."""
     return (
         _bpf(_LOAD, _low(2)), _bpf(_JUMP_EQ, 0, 0, 3),
         _bpf(_LOAD, _high(2)), _bpf(_JUMP_EQ, 0, 0, 1),
@@ -213,7 +213,7 @@ class _Program(ctypes.Structure):
 
 
 def supported_machine() -> Machine | None:
-    """The entry of this machine in MACHINES. None: it has no entry, or its kernel cannot filter system calls."""
+    """The entry of this machine in MACHINES, or None if it has no entry, or its kernel cannot filter system calls."""
     machine = MACHINES.get(os.uname().machine)
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None

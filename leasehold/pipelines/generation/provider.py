@@ -50,7 +50,7 @@ class Order:
 
     @property
     def whole_seconds(self) -> int | None:
-        """The duration for a provider that counts in seconds: rounded, and at least 1. None: the client named no
+        """The duration for a provider that counts in seconds: rounded, and at least 1; None: the client named no
         duration.
         """
         return None if self.duration_ms is None else max(1, round(self.duration_ms / 1000))
@@ -93,15 +93,15 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """The provider refuses the request for good: the order is invalid, the provider refuses the content, or the
+    """The provider refuses the request for good, because the order is invalid, the provider refuses the content, or the
     generation failed. A submit that was rejected has bought nothing.
     """
 
 
 class NoAccess(ProviderError):
-    """This installation has no access to the provider: the credential is missing or refused, the account cannot pay, or
-    the settings forbid the request. An operator can change that. This request has bought nothing. An order that the
-    provider accepted before the error may still be finished, and is paid for.
+    """This installation has no access to the provider, because the credential is missing or refused, the account cannot
+    pay, or the settings forbid the request. An operator can change that. This request has bought nothing. But an order
+    that the provider accepted before the error may still be finished, and is paid for.
     """
 
 

@@ -64,7 +64,8 @@ WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id =
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
 # At a limit without a rate, a finished job counts until its row is deleted. So the limit may admit too few jobs for a
 # moment, but never too many. The first half of the UNION counts at limits without a rate, the second half at those with
-# a rate. HAVING removes the row of the other half: without GROUP BY, `count` returns a row even if it counted nothing.
+# a rate. HAVING removes the row of the half that does not fit the limit, because without GROUP BY `count` returns a row
+# even if it counted nothing.
 _ADMITTED = f"""
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute

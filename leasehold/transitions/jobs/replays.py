@@ -34,7 +34,7 @@ _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
 
 def _is_of_own_run(row: str) -> str:
     """SQL condition: the row of the journal belongs to a call whose work is done by a run of its own (`ctx.run` of a
-    limited task). The name in such a row contains `#`. The driver recognises it by this, too (`is_own_run` in
+    limited task). The name in such a row contains `#`. The driver recognises the row in the same way (`is_own_run` in
     workflows/journal.py).
     """
     return f"strpos({row}.name, '#') > 0"
@@ -225,8 +225,8 @@ RETURNING (SELECT count(*) FROM rewound)
 """
 
 # Used if REWIND finds no step $2. Here $2 names a call of the workflow $1 whose work was done by a run of its own (see
-# REPLAY). The statement deletes the call's rows, so that the workflow makes the call again. If that run is still going
-# on, its rows stay.
+# REPLAY). The statement deletes the call's rows, so that the workflow makes the call again. But the rows stay while
+# that run is still going on.
 _REWIND_CALL = f"""
 -- rewind_call
 WITH called AS (
@@ -317,7 +317,7 @@ async def replay(
 
 
 async def _rewind(connection: Connection, job_id: UUID, step: str) -> bool:
-    """Let the step run again. False: the job has no such step, or its parameters skip it."""
+    """Let the step run again. Returns False if the job has no such step, or if its parameters skip the step."""
     if await connection.fetchval(REWIND, job_id, step):
         return True
     return bool(await connection.fetchval(_REWIND_CALL, job_id, step))

@@ -77,8 +77,8 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.pri
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry if the failure is retryable and attempts are left. Else running -> failed, and the job fails,
-    too.
+    """running -> retry if the failure is retryable and attempts are left. Otherwise running -> failed, and the job also
+    fails.
 
     Exception: if a workflow started the step, the job does not fail. The statement wakes the workflow, and the
     workflow's code decides what follows.

@@ -295,8 +295,8 @@ def _lacks_value(template: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _text_of(value: Any) -> str:
-    """How a value of an order is written inside a text. None becomes an empty text, and a boolean becomes `true` or
-    `false`.
+    """How a value of an order is written inside a text. A value that is None becomes an empty text, and a boolean
+    becomes `true` or `false`.
     """
     if value is None:
         return ""
