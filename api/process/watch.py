@@ -44,6 +44,7 @@ class _Watch(ABC, Generic[_Key]):
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
+        #: Key -> its requests in the order of arrival, each with its mark.
         self._waiters: defaultdict[_Key, dict[asyncio.Future[bool], int]] = defaultdict(dict)
         #: The keys of `_waiters`, by owner. Owners and keys stand in the order in which they were read, the latest at
         #: the end.

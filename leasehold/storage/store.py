@@ -196,6 +196,8 @@ class ObjectStore:
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         # A conditional put finds out by itself whether the key has an object.
         existing = None if self.conditional else await self.head(key)
+        # Each try compares with the existing object, if one is known, and then puts. If another writer has changed the
+        # object meanwhile, the next try begins with the object as it is now.
         for _ in range(_MAX_PUTS):
             if existing is not None:
                 try:

@@ -89,7 +89,7 @@ class _Slot:
         self._tenant = tenant
         self._is_down: Callable[[], bool] | None = None
         self._waiting = 0  # how many calls of the attempt wait for threads now; a workflow may make several at once
-        self._is_lent = False
+        self._is_lent = False  # another attempt may use the slot, because this attempt only waits
 
     def may_continue(self) -> bool:
         return self._pool.may_continue(self._tenant)
@@ -104,6 +104,7 @@ class _Slot:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
+        # The first call that waits lends the slot. The last call that has waited takes the slot back.
         self._waiting += 1
         if self._waiting == 1:
             self._is_lent = self._pool.lend(self._tenant)

@@ -93,6 +93,7 @@ def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
         total += count
+        # An empty chunk (a `count` of 0) is refused.
         if not 0 < count <= total <= samples_left:
             raise corrupt_image("a track has too many samples, or a chunk without one")
         position = offset
