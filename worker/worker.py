@@ -48,7 +48,7 @@ _PULSE_SECONDS = 5.0
 
 
 class Worker:
-    """One worker. `queues`: the queues that the worker serves now. It adds the isolated queues when the children have
+    """One worker. `queues`: the queues that it serves now. The worker adds the isolated queues when the children have
     started, and have reported which fences confine them. (A fence is a mechanism of the kernel, for example Landlock.)
     """
 

@@ -104,5 +104,5 @@ class Unique:
     def key(self, params: Mapping[str, Any]) -> str:
         """The key of a submission. Submissions with the same key give the same run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)
-        # Use 40 characters (160 bits) of the hash. This is enough that no two keys collide, and the key stays short.
+        # Use 40 characters (160 bits) of the hash. They suffice to keep keys from colliding, and the key stays short.
         return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

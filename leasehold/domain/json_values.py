@@ -1,4 +1,4 @@
-"""Declares types for the numbers, flags and instants in Pydantic models. They are as strict as the OpenAPI document.
+"""Declares types for numbers, flags and instants in Pydantic models. These types are as strict as the OpenAPI document.
 
 Without these types Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. The API
 refuses such a value, because a client that sends one has a bug, and should learn of it.

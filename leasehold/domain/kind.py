@@ -73,7 +73,7 @@ class Kind:
     (`leasehold.api.auth.security.Require`), or its path is in `public`. Routes with a body need the `route_class`
     `leasehold.api.http.authenticated_first.AuthenticatedFirst`, which reads a body only if the caller is authenticated.
     `opens`: a callable that takes the settings and returns an async context manager. It opens the object that the
-    kind's endpoints share. They read the object as `services_of(request).opened[name]`.
+    kind's endpoints share. The endpoints read it as `services_of(request).opened[name]`.
     `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after
     the platform's, and the table `alembic_version_{name}` stores the database's current revision.
     `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`

@@ -57,8 +57,8 @@ class LeftToOthers(Snooze):
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """The step is not finished. First another step, `step`, runs once for each of `items`, all in parallel. It must be
-    declared with `part=True`. Each of these executions is a part.
+    """The step is not finished. First another step, `step`, which is declared with `part=True`, runs once for each of
+    `items`, all in parallel. Each item has a task of its own, which is called a part.
 
     After all parts have succeeded, the step that returned this FanOut runs again, and `attempt.joined()` returns the
     results of the parts. `items` has 1 to 1,000 entries.

@@ -28,8 +28,8 @@ class SnapshotAges:
         self._times: list[float] = []
 
     def seconds(self, next_xid: int, age: int) -> float:
-        """Record a round. Returns for how many seconds the snapshot counts as held, precise to one round. It may have
-        been held for longer, for example since before the first remembered round.
+        """Record a round. Returns for how many seconds the snapshot counts as held, precise to one round. The snapshot
+        may have been held for longer, for example since before the first remembered round.
 
         `next_xid`: the next transaction id of the server. `age`: how many transactions began since the snapshot, as
         PostgreSQL's `age(xmin)`; 0: none began, so the snapshot keeps nothing.

@@ -219,8 +219,8 @@ class ObjectStore:
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
 
     def _unchanged_since(self, existing: Stored | None) -> dict[str, Any]:
-        """The precondition of a put. It says that nobody has written the object since `existing` was read. `existing`
-        is None if there was no object.
+        """The precondition of a put, namely that nobody has written the object since `existing` was read. `existing` is
+        None if there was no object.
         """
         if not self.conditional:
             return {}
@@ -306,8 +306,8 @@ class ObjectStore:
         """Ask for an object that need not exist. Raises StoreError if the store does not answer in `within` seconds, or
         refuses the credentials.
         """
-        # The timeout is inside the block `request`, which translates it into StoreUnavailable. It would see a timeout
-        # from outside only as a cancellation, and would not record that the store is away.
+        # The timeout is inside the block `request`, which translates it into StoreUnavailable. A timeout around this
+        # block would reach the block only as a cancellation, so `request` would not record that the store is away.
         with contextlib.suppress(ObjectMissing), request("readiness", _READINESS_KEY):
             async with asyncio.timeout(within):
                 await self._client.head_object(Bucket=self._bucket, Key=_READINESS_KEY)

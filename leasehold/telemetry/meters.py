@@ -1,8 +1,8 @@
 """Makes metrics, and serves them over HTTP (`expose`). Their names begin with `leasehold_`, the number of values of
 each label is bounded, and the setting `metrics` can switch all metrics off.
 
-The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words. They are never ids, and
-never texts of a client. `Bounded` enforces this rule for words that a handler chooses.
+The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words. A value is never an id,
+and never a text of a client. `Bounded` bounds the number of words that handlers choose.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _FAIR_SECONDS = 0.25
 #: broker/amqp/consumer.py).
 _CROWDED = 1 / 4
 #: A crowded pool polls the new tasks of a tenant that runs nothing here as soon as they have been due for this many
-#: seconds. Their hints arrive within milliseconds, unless many hints of another tenant are in front of them.
+#: seconds. Their hints arrive within milliseconds, unless many hints of another tenant come before them in the queue.
 _LATE_HINT_SECONDS = 0.05
 #: When an attempt of a full pool ends, the pool waits until about one attempt for every 8 slots has ended, but at most
 #: 0.02 s. Then one poll fills all free slots.

@@ -111,8 +111,8 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: Commands of fcntl and ioctl. They choose a signal, and the process to which the kernel sends it when a file changes
-#: or gets input. So a child could signal any process. The last command, TIOCSTI, puts input into a terminal instead.
+#: Commands of fcntl and ioctl. They choose a signal, and the process to which the kernel sends this signal when a file
+#: changes or gets input. So a child could signal any process. But the last command puts input into a terminal.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000  # set in the numbers of the x32 calls, a second set of numbers for the same calls
