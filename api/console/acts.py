@@ -1,6 +1,6 @@
-"""Reads who did what with a job: from the audit, and from the job's events. The events name the bulk operations (each
-retries, cancels or deletes many jobs) that acted on the job. The job's page lists these acts. If the job's state does
-not allow a person's act any more, the refusal names the latest act on the job.
+"""Reads who did what with a job. The acts of persons and clients come from the audit. The acts of bulk operations (each
+retries, cancels or deletes many jobs) come from the job's events. The job's page lists the acts from both sources. If
+the job's state does not allow a person's act any more, the refusal names the latest act on the job.
 """
 
 from __future__ import annotations

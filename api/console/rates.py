@@ -28,7 +28,7 @@ from leasehold.domain.states import JobState
 PARTS, SAMPLE = 12, 80
 _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. A job counts as three rows (`job_lists`), so this is
-#: 160 jobs, two times SAMPLE. The query reads jobs past their retention, too, and leaves them out.
+#: 160 jobs, two times SAMPLE. The query also reads jobs past their retention, which it leaves out.
 _MAX_READ = 480
 #: The sample covers a fraction of the part's five minutes, and `_part` divides by this fraction. If the fraction is
 #: smaller than _MIN_COVERED, `_part` divides by _MIN_COVERED instead, and so never by 0. Therefore the page shows at
@@ -38,8 +38,8 @@ _MIN_COVERED = 0.00001
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Five minutes. `at`: their start. `n`: the number of jobs that were created in them. `failed`: how many of these
-    have failed by now. `exact`: the numbers are counted, and not estimated.
+    """Five minutes of the hour. `at`: their start. `n`: the number of jobs that were created in them. `failed`: how
+    many of these jobs have failed by now. `exact`: whether the numbers are counted, and not estimated.
     """
 
     at: datetime
@@ -105,7 +105,8 @@ def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     if not n or has_all_jobs:  # without a job, nothing can be estimated
         return Part(start, n, failed, exact=has_all_jobs)
     # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part. A job may be
-    # newer than `end`: it was created while this process read, or this process's clock is behind PostgreSQL's.
+    # newer than `end`, because it was created while this process read, or because this process's clock is behind
+    # PostgreSQL's.
     end = max(end, job_page.rows[0]["created_at"])
     covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), _MIN_COVERED)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)

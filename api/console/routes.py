@@ -1,5 +1,5 @@
-"""The route class of the console's pages, and helpers that read the fields of forms. The route class checks the
-session, reads the form, checks the form's token, and shows errors as pages.
+"""The route class of the console's pages, the sign-in page, and helpers that read the fields of forms. The route class
+checks the session, reads the form, checks the form's token, and shows errors as pages.
 
 A client that does not accept HTML gets an error as JSON, as from the API.
 """
@@ -51,12 +51,12 @@ _PAGE_OF_FORM = re.compile(
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
 #: The console explains these errors on a page. It also explains an outage of the database (`is_database_away`). Any
-#: other error is a bug, and `Edge` logs it.
+#: other error is a bug, and `Edge` (the middleware around all routes, api/http/edge.py) logs it.
 _EXPLAINED = (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form by name. If a field occurs several times, its last value counts; `picked` returns all."""
+    """The fields of a form by name. The last value of a repeated field counts. `picked` returns all its values."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
@@ -118,7 +118,8 @@ class ConsoleRoute(APIRoute):
                 error_page = _error_page(request, error)
                 if error_page is None:
                     if _accepts_html(request):
-                        request.state.error_response = _bug_page(request, error)  # `Edge` logs the bug, and sends it
+                        # `Edge` logs the bug, and sends this page.
+                        request.state.error_response = _bug_page(request, error)
                     raise
                 return error_page
 
@@ -126,8 +127,8 @@ class ConsoleRoute(APIRoute):
 
 
 async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    """The answer of the handler. If the API has not answered the first press of the same button yet, wait until it has.
-    The handler then returns the answer to the first press.
+    """The answer of the handler. If the first press of the same button is still being handled, wait for its end. The
+    handler then returns the answer to the first press. Raises Conflict after _PATIENCE_SECONDS.
     """
     waits_until = monotonic() + _PATIENCE_SECONDS
     while True:
@@ -163,10 +164,11 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     if isinstance(error, Unauthenticated):
         return sign_in_page(request, error)
     problem = problem_of(error)
-    problem.count()
+    problem.count()  # in the metric of problems, because `Problem.response`, which counts, is not called
     back_path = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back_path):
-        return go_to(request, back_path, problem.detail, good=False)  # the page with the form shows the current state
+        # The browser loads the page of the form again, so the person sees the current state together with the error.
+        return go_to(request, back_path, problem.detail, good=False)
     return page(request, "error.html", problem.status, problem=problem, request_id=None)
 
 

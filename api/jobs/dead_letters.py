@@ -1,8 +1,9 @@
 """/v1/dead-letters: the steps that failed for good, in jobs of every kind. A client lists them, groups them by cause,
 and replays them (retries their jobs).
 
-A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough,
-because earlier releases had dead letters only of runs.
+To list or group dead letters, a key needs `jobs:read`, and the scope to read the kind. To replay them, it needs
+`jobs:operate`, and the scope to write the kind. For runs, `runs:read` or `runs:write` alone is enough, because earlier
+releases had dead letters only of runs.
 """
 
 from __future__ import annotations
@@ -90,15 +91,16 @@ def dead_letter_filter(
     *,
     write: bool = False,
 ) -> DeadLetterFilter:
-    """The filter that finds the dead letters that the caller may read or, with `write`, replay. A caller without
-    `jobs:read` (with `write`: `jobs:operate`) may do this only with dead letters of runs. `kind`, `template`, `code`:
-    None stands for any. The filter of an operator also finds bulk operations on jobs of other tenants
-    (`beyond_tenant`).
+    """The filter that finds the dead letters that the caller may read. With `write`, it finds only those that the
+    caller may replay. For a caller without `jobs:read` (with `write`: without `jobs:operate`), it finds only dead
+    letters of runs. For an operator, it also finds bulk operations on jobs of other tenants (`beyond_tenant`).
+
+    If `kind`, `template` or `code` is None, the filter accepts any value.
     """
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
-        return DeadLetterFilter(runs=False, pipelines=(), owned=kinds.owned, template=template, code=code)  # finds none
+        return DeadLetterFilter(runs=False, pipelines=(), owned=kinds.owned, template=template, code=code)  # no match
     permitted = kinds.permitted_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
     return DeadLetterFilter(
         permitted.runs, permitted.pipelines, kinds.owned, template, code, beyond_tenant=OPERATE in caller.scopes
@@ -159,7 +161,7 @@ async def replay_many(
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
     letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
-    replays = _Replays()  # stays empty if an earlier answer is repeated
+    replays = _Replays()  # stays empty if `once_over_transactions` repeats an earlier answer
 
     async def work() -> Answer:
         limit = 1 if body.canary else body.limit
@@ -180,9 +182,11 @@ async def replay_many(
 
 @dataclass(slots=True)
 class _Replays:
-    """What a bulk replay has done: the replayed jobs, the refusals as JSON, and the RateLimit headers. `left`: the
-    number of jobs that were not replayed because a limit was full or the time was over, and which of the two was the
-    reason, as JSON; None: no job is left.
+    """What a bulk replay has done. `replayed`: for each replayed job, its effects (the hints and limits that
+    `publish_run_effects` needs). `refused`: the refusals as JSON. `limit_headers`: the RateLimit headers.
+
+    `left`: if a limit was full or the time was over, the JSON about the jobs that were not tried or met the limit. It
+    has their number (`jobs`), and the reason (`code` and `detail`). None: no job is left.
     """
 
     replayed: list[CreatedRun] = field(default_factory=list)
@@ -211,7 +215,7 @@ async def _latest(
 
 async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUID], replays: _Replays) -> None:
     """Replay the jobs of a request, each in a transaction and on a connection of its own, and write the results to
-    `replays`. Each replayed job is charged by itself.
+    `replays`. Each replayed job counts as one submission against the limits of the tenant.
 
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
@@ -235,7 +239,7 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
                 raise
             replays.left = {"jobs": len(job_ids) - index, "code": error.code, "detail": error.message}
             break
-        except Unavailable as error:  # this job may be locked, or PostgreSQL may be away
+        except Unavailable as error:  # this job may be locked, or PostgreSQL may be down
             away = error
             replays.refused.append(_refusal(job_id, error))
     if away is not None and not replays.replayed:
@@ -251,8 +255,8 @@ class _NotFailedAnyMore(Exception):
 
 
 async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
-    """Retry one job of a request. After the commit, write to `replays` what to publish. Writes nothing if the job is
-    not failed any more, or was deleted.
+    """Retry one job of a request, and after the commit add its effects to `replays`. `revive` does the retry: it makes
+    the failed job pending again. If the job is no longer failed, or was deleted, this function writes nothing.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.

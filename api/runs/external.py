@@ -317,7 +317,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lease_lost()
-        if task_id not in outcome.states:  # the worker has sent this report before
+        if task_id not in outcome.states:  # the worker sent this report before, so `fail` wrote nothing
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
@@ -328,7 +328,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
 async def _failure_of(
     services: Services, connection: Connection, caller: Caller, lease: Lease, body: Failed
 ) -> Failure:
-    """The failure that the worker reports. If the worker names no delay, the template's backoff gives it."""
+    """The failure that the worker reports. If the worker names no delay, the delay is the template's backoff."""
     delay_seconds = body.retry_after
     if delay_seconds is None:
         backoff = await external.backoff(connection, services.templates, caller.tenant_id, lease.task_id)
@@ -338,9 +338,11 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """If the run is being cancelled, acknowledge the cancel. `outcome`: what `fail` or `release` returned. If its
-    verdict is LOST, the lease is lost, or the run is being cancelled. This function then tries to acknowledge the
-    cancel. If the acknowledgement is LOST, too, the lease is lost, and the function raises Conflict `lease_lost`.
+    """If the run is being cancelled, acknowledge the cancel. `outcome`: what `fail` or `release` returned.
+
+    A verdict LOST in `outcome` has one of two reasons: the lease is lost, or the run is being cancelled. So the
+    function then tries to acknowledge the cancel. If the verdict of this second try is LOST as well, the lease is lost,
+    and the function raises Conflict `lease_lost`.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])

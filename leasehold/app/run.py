@@ -70,7 +70,7 @@ class Run(Generic[R]):
         return outcome.status, None if outcome.error is None else outcome.error[0]
 
     def wait(self, timeout: float | None = None) -> Run[R]:
-        """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
+        """Wait until the run ends, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
         Unreachable as `status` does. An outage that begins during the wait raises no error. The wait goes on, up to
         `timeout`.
         """
@@ -79,8 +79,8 @@ class Run(Generic[R]):
         return self
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the end, and return the result. Raises TaskFailed if the run did not succeed, and the errors of
-        `wait`.
+        """Wait until the run ends, and return its result. Raises TaskFailed if the run did not succeed, and the errors
+        of `wait`.
         """
         self._refuse_in_loop("result", "aresult")
         return self._result_of(self._connections.call(self._outcome_at_end(timeout)))
@@ -96,9 +96,9 @@ class Run(Generic[R]):
         """Send a signal to the run's workflow. `payload` is JSON or a pydantic model.
 
         Raises NotFound, Conflict `run_ended` and TooMany `too_many_signals`. Raises Invalid `invalid_payload` for a
-        payload that cannot be stored, or that has a wrong type while the run waits for the signal. Raises Invalid
-        `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no signal may have. Raises
-        Unreachable if PostgreSQL does not answer. Then the signal may or may not be stored.
+        payload that cannot be stored. Raises the same error if the run waits for the signal and expects another type of
+        payload. Raises Invalid `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no
+        signal may have. Raises Unreachable if PostgreSQL does not answer. Then the signal may or may not be stored.
         """
         self._connections.call(self._signal(name, payload))
 
@@ -158,8 +158,8 @@ class Run(Generic[R]):
             raise TimeoutError(f"run {self.id} of {self.task} has not ended after {timeout} s")
 
     async def _outcome_at_end(self, timeout: float | None) -> Outcome:
-        """Wait for the end of the run, and read its outcome. A failed run may be retried between its end and this read.
-        Then wait for the next end.
+        """Wait for the end of the run, and read its outcome. If a failed run is retried between its end and this read,
+        wait for its next end.
         """
         ends_at = None if timeout is None else monotonic() + timeout
         seconds = timeout
@@ -183,7 +183,7 @@ class Run(Generic[R]):
     def _result_of(self, outcome: Outcome) -> R:
         if outcome.error is not None:
             raise TaskFailed(*outcome.error)
-        if outcome.large is not None:  # the JSON of a result that was stored as an object
+        if outcome.large is not None:  # the JSON of a large result, which was in the object store
             encoded = outcome.large
         else:  # the result is wrapped: {"value": ...}
             encoded = orjson.dumps(None if outcome.value is None else outcome.value.get("value"))

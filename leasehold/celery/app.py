@@ -29,7 +29,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.workflows.context import Context
 
-#: The name of the workflow that runs chains, groups and chords.
+#: The name of the workflow that runs the canvas (Celery's word for chains, groups and chords).
 _CANVAS = "celery-canvas"
 #: The queue of tasks without a queue of their own, until `task_default_queue` names another.
 _DEFAULT_QUEUE = "default"
@@ -62,7 +62,7 @@ class Conf:
 
 
 class _App(App):
-    """An App that calls `settle` before a worker or the API gets its tasks."""
+    """An App that calls `settle` (see Celery.settle) before a worker or the API gets its tasks."""
 
     def __init__(self, name: str, settle: Callable[[], None]) -> None:
         super().__init__(name)
@@ -78,6 +78,7 @@ class Celery(Lacking):
     LEASEHOLD_AMQP_URL name the servers. Raises NotSupported for any other argument of Celery's class.
     """
 
+    # For `Lacking`: the name of Celery's class, and the attributes that this class does not have.
     _IN_CELERY, _LACKS = "Celery", OF_APP
 
     def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:
@@ -120,7 +121,7 @@ class Celery(Lacking):
             self.app.move([self._canvas, *tasks], queue)
 
     def settle(self) -> None:
-        """From now on, refuse another `task_default_queue`, because the app submits a run or is served."""
+        """From now on, refuse another `task_default_queue`. Call this before the app submits a run or is served."""
         self._is_settled = True
 
     def task(self, *function: Callable[..., Any], **options: Any) -> Any:
@@ -134,9 +135,9 @@ class Celery(Lacking):
         return declare(function[0]) if function else declare
 
     def _module_of(self, function: Callable[..., Any]) -> str:
-        """The module's name in the name of the function's task. For a script, it is the same in the process that runs
-        the script and in a worker that imports it. For a program that no other process can import, it is the name of
-        the app, as in Celery.
+        """The module's name, as the name of the function's task has it. For a script, this name is the same in the
+        process that runs the script and in a worker that imports the script. For a program that no other process can
+        import, it is the name of the app, as in Celery.
         """
         return importable_name(function.__module__) or self.main
 
@@ -180,8 +181,8 @@ class Celery(Lacking):
         """The handle of the run with this id, which may be a run of any of the app's tasks; None if there is no such
         run. Raises Unreachable. After `use_api`, raises Unavailable or Forbidden instead.
 
-        The `find` of any task would do. Every app has the canvas (the workflow `_CANVAS`), so this method uses its
-        `find`.
+        The `find` of any task would return this handle. This method uses the `find` of the canvas (the workflow
+        `_CANVAS`), because every app has the canvas.
         """
         run_id = self.app.connections.call(self._id_of_run(celery_id))
         return None if run_id is None else self._canvas.find(run_id)
@@ -220,7 +221,7 @@ class Celery(Lacking):
                 setattr(self.conf, name, value)
 
     def pipelines(self) -> Pipelines:
-        """What `leasehold worker MODULE:app` serves."""
+        """The pipelines that `leasehold worker MODULE:app` serves."""
         return self.app.pipelines()
 
     def submit_canvas(self, plan: dict[str, Any], args: list[Any]) -> result.AsyncResult:
@@ -232,9 +233,9 @@ class Celery(Lacking):
         return result.AsyncResult(run.id, self, run)
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
-        """The middleware around each attempt. The platform's rule allows a task with `bind=True` 1,000 retries. So this
-        middleware ends the run of such a task after the task's `max_retries`. For a task without `bind=True` the
-        platform's rule is enough, so `is_last` returns False.
+        """The middleware around each attempt. The platform's rule of retries (CeleryTask.retry_rule) allows a task with
+        `bind=True` 1,000 retries. So this middleware ends the run of such a task after the task's `max_retries`. For a
+        task without `bind=True` the platform's rule is enough, so `is_last` returns False.
         """
         try:
             yield

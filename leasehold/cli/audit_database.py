@@ -11,8 +11,8 @@ from leasehold.settings import Settings
 
 
 async def verify_chains(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], BrokenRow | None]]:
-    """The head of each chain, with the chain's first broken row (None: no row is broken). `tenant_id`: check only the
-    chain of this tenant; None: check all chains.
+    """The head of each chain (the number and hash of its last row), with the chain's first broken row (None: no row is
+    broken). `tenant_id`: check only the chain of this tenant; None: check all chains.
     """
     async with connected(settings, "audit") as connection:
         heads = await audit.heads(connection, tenant_id)

@@ -41,13 +41,13 @@ EXAMPLES = 20
 
 # Outputs of jobs past their retention are left out, because their objects may be deleted already. After a restore, a
 # retention may have ended between the backup and now. $1 and $2: the task and the name of the last row that was read.
-# $3: the most rows.
+# $3: at most this many rows are returned.
 _OUTPUTS = f"""
 SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
 WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3
 """
-# The ids among $1 that belong to a job. The row of an upload exists before the row of its
-# job, so an upload counts, too.
+# The ids among $1 that belong to a job or an upload. An upload counts as well, because its row exists before the row of
+# its job.
 _JOBS = """
 SELECT id FROM job WHERE id = ANY($1::uuid[])
 UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
@@ -155,7 +155,7 @@ def _refuse_suspicious_bucket(settings: Settings, result: Reconciliation) -> Non
 class _Section:
     """The objects below `prefix`. `owners`: an SQL query that takes owners in the array `$1`, and returns those that
     have a row (column `id`). `pattern`: the form of the keys, if rows name whole keys (NamedObjects). Then each
-    object's key counts as its owner. None: the owner is the id after the prefix.
+    object's key counts as its owner. If `pattern` is None, the owner is the id after the prefix.
     """
 
     prefix: str
@@ -201,7 +201,7 @@ async def _check_rows(
 async def _orphaned_objects(
     connection: Connection, store: ObjectStore, sections: Sequence[_Section], result: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """Yield batches of the orphaned objects: key and size. Count all objects, and owned and young ones, in `result`."""
+    """Yield the orphaned objects in batches of (key, size). Count all, the owned and the young objects in `result`."""
     for section in sections:
         batch: list[tuple[UUID | str, Stored]] = []
         async for stored in store.list(section.prefix):

@@ -75,9 +75,9 @@ async def refuse_shared_sessions(settings: Settings) -> None:
 
 
 async def _keeps_statements_if_pooled(settings: Settings) -> bool:
-    """Whether a pooler stands before PostgreSQL and keeps prepared statements. If so, it is in transaction mode. Raises
-    BadSetting for a pooler in transaction mode that keeps no prepared statements, and for a pooler that drops the
-    session's settings.
+    """Whether a pooler stands before PostgreSQL and keeps prepared statements. Such a pooler is in transaction mode.
+    Raises BadSetting for a pooler in transaction mode that keeps no prepared statements, and for a pooler that drops
+    the session's settings.
     """
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):

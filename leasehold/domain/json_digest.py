@@ -1,5 +1,5 @@
-"""Computes the digest of a JSON value. Two sorts of keys contain such a digest: the keys of scopes, and the keys of
-limits that count the runs with the same value in the payload.
+"""Computes the digest of a JSON value. Such a digest stands in the key of a run's scope, and in the key of a limit that
+counts the runs with the same value in the payload.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import orjson
 
 #: The number of characters of a digest. It is fixed, because a long value would make a key too long for an index.
 LENGTH = 40
-#: orjson writes and reads whole numbers as integers from _LEAST on, and below _BEYOND.
+#: orjson writes and reads a whole number as an integer if it is at least _LEAST and less than _BEYOND.
 _LEAST, _BEYOND = -(2**63), 2**64
 
 
@@ -25,7 +25,9 @@ def json_digest(value: Any) -> str:
 
 
 def _with_plain_numbers(value: Any) -> Any:
-    """The value, with 7 in place of 7.0. Both are the same number, and PostgreSQL returns 1e16 as 10000000000000000."""
+    """The value, with 7 in place of 7.0, because both are the same number. PostgreSQL itself changes the spelling: it
+    returns 1e16 as 10000000000000000.
+    """
     if isinstance(value, float):
         return int(value) if value.is_integer() and _LEAST <= value < _BEYOND else value
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""The attempt that an isolated handler (one in a sandboxed child process) receives: plain files and parameters, no
-connections.
+"""`Work`: the attempt, as an isolated handler (a handler in a sandboxed child process) receives it. A Work has plain
+files and parameters, and no connections.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from leasehold.domain.result_limits import ResultLimits
 
 
 def percent_of(value: float) -> float:
-    """A step's progress: `value`, limited to 0 to 100. NaN (0/0 in a handler's arithmetic) counts as 0."""
+    """A step's progress in percent: `value`, limited to the range 0 to 100. NaN (0/0 in a handler's arithmetic) counts
+    as 0.
+    """
     number = float(value)
     return 0.0 if isnan(number) else min(max(number, 0.0), 100.0)
 
@@ -44,7 +46,7 @@ class Work:
     `files`: the files that the step reads, by output or input name. The worker has downloaded and verified them.
     `directory`: empty, and used by this attempt alone. The handler writes its outputs there.
     `params`: an instance of the pipeline's params model.
-    `item`: the item on which this part works, if another step fanned out into this one (verdicts.FanOut).
+    `item`: the item that this part works on, if another step fanned out into this step (verdicts.FanOut).
     `supervisor`: the channel to the worker.
     `result_limits`: the limits of the result of an app's task. None: no worker runs this attempt.
     """
@@ -59,7 +61,7 @@ class Work:
     result_limits: ResultLimits | None = None
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Report how far this step is, 0 to 100. Call this as often as you like: some reports are dropped."""
+        """Report how far this step is, 0 to 100. Call this often if you like, because surplus reports are dropped."""
         self.supervisor.progress(percent, summary)
 
     def emit(self, chunk: Any) -> None:
@@ -67,8 +69,8 @@ class Work:
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the job was requested. Do not catch it, because the worker deletes the
-        files.
+        """Raises Cancelled once a cancel of the job was requested. Do not catch this error to clean up, because the
+        worker deletes the attempt's files.
         """
         if self.supervisor.cancelled():
             raise Cancelled

@@ -17,7 +17,7 @@ from leasehold.embedded.tls import Tls
 USER = "leasehold"
 START_SECONDS = 90.0  # a start takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
-FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
+FLUSH_BYTES = 16 * 1024  # the size of the write cache of the node's definitions (see flush_definitions)
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes that a client sends
 METHOD_FRAME = b"\x01"  # the first byte of the node's answer
 DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm below this free disk, or above this memory
@@ -26,7 +26,8 @@ DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm below thi
 # core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
-# With this file the node's name resolves without /etc/hosts, for example in a bare chroot.
+# The text of `inetrc`, a file of the Erlang VM. With this file the node's name resolves without /etc/hosts, for example
+# in a bare chroot.
 HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
 PLAIN_LISTENER = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
@@ -115,9 +116,9 @@ class RabbitMQ:
     async def flush_definitions(self) -> None:
         """Write all definitions to disk now.
 
-        The node writes its table of queues and virtual hosts up to 2 s late. If it is killed before that, it restarts
-        without the newest queues and the confirmed messages in them. A definition that is larger than the write cache
-        (16 KiB) flushes the cache, so this call writes such a definition.
+        The node writes its table of queues and virtual hosts up to 2 s late. If the node is killed before the write, it
+        restarts without the newest queues and the confirmed messages in them. A definition that is larger than the
+        write cache (16 KiB) flushes the cache, so this call writes such a definition.
         """
         await self.management.call("PUT", "/api/global-parameters/flush", {"value": "x" * 4 * FLUSH_BYTES})
 
@@ -151,8 +152,8 @@ class RabbitMQ:
             await self._server.kill()
 
     async def need_free_disk(self, size: str = DISK_LIMIT) -> None:
-        """Set the disk alarm: the node blocks publishers while less than `size` of the disk is free. The next start
-        resets it.
+        """Set the disk alarm. The node then blocks publishers while less than `size` of the disk is free. The next
+        start resets the alarm.
 
         Raises:
             EmbeddedError: the node refused the limit.
@@ -160,8 +161,8 @@ class RabbitMQ:
         await self.run_tool("rabbitmqctl", "set_disk_free_limit", size)
 
     async def allow_memory(self, size: str = MEMORY_LIMIT) -> None:
-        """Set the memory alarm: the node blocks publishers while it uses more than `size` of memory. The next start
-        resets the alarm.
+        """Set the memory alarm. The node then blocks publishers while it uses more than `size` of memory. The next
+        start resets the alarm.
 
         Raises:
             EmbeddedError: the node refused the limit.
@@ -169,7 +170,7 @@ class RabbitMQ:
         await self.run_tool("rabbitmqctl", "set_vm_memory_high_watermark", "absolute", size)
 
     async def run_tool(self, name: str, *arguments: str) -> str:
-        """Run one of RabbitMQ's own programs, such as rabbitmqctl, on this node. Returns what it prints.
+        """Run one of RabbitMQ's own programs, such as rabbitmqctl, on this node. Returns the program's output.
 
         Raises:
             EmbeddedError: the program failed.

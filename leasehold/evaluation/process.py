@@ -33,7 +33,7 @@ class Late(Exception):
 
 
 class Process:
-    """A child process that answers one question at a time. `answered`: the number of its answers."""
+    """A child process that answers one question at a time. `answered`: how many questions it has answered."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

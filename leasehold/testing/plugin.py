@@ -31,7 +31,7 @@ def leasehold_server() -> Iterator[TestServer]:
 
 @pytest.fixture
 def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], TestApp]]:
-    """A function: `leasehold_apps(app)` gives the app on a database of the test's own."""
+    """A function. `leasehold_apps(app)` returns a TestApp, which runs the app on a database of the test's own."""
     from leasehold.testing.harness import TestApp  # noqa: PLC0415 - see above
 
     with ExitStack() as opened:
@@ -46,7 +46,7 @@ def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], Tes
 
 @pytest.fixture
 def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App], TestApp]) -> TestApp:
-    """The app of the ini option `leasehold_app`, on a database of the test's own."""
+    """A TestApp of the app that the ini option `leasehold_app` names, on a database of the test's own."""
     source: str = request.config.getini("leasehold_app")
     if not source:
         raise pytest.UsageError("leasehold_app: set the ini option leasehold_app to MODULE:NAME of the App")

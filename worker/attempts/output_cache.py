@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Larger outputs are not cached: their download takes little time, compared with the work on them.
+#: Larger outputs are not cached, because their download takes little time, compared with the work on them.
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 #: The bound of the whole cache. The cache removes the oldest outputs first.
 MAX_BYTES = 32 * 1024 * 1024

@@ -12,9 +12,11 @@ CATCH_UP_SECONDS = 0.1
 
 
 def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
-    """The most jobs a second of an operation. `rate`: the rate that its submitter named; None: no rate. Without a named
-    rate, a retry is slower than other operations, because the retried jobs run, and so take time from the jobs of
-    others.
+    """The most jobs on which an operation may act in a second. `rate`: the rate that its submitter named; None: the
+    submitter named no rate. The result is never above the rate of the settings (`operation_rate`).
+
+    Without a named rate, a retry may have a lower rate than other operations (`operation_retry_rate`), because the
+    retried jobs run, and so take time from the jobs of others.
     """
     if rate is None and action == "retry":
         rate = settings.operation_retry_rate or None
@@ -22,9 +24,9 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
 
 
 def largest_batch(rate: int) -> int:
-    """The most jobs of one batch. A batch may have the jobs that the rate allows in a tenth of a second, but at most
-    20. At more than 1000 jobs a second, a batch may have the jobs that the rate allows in a fiftieth of a second.
-    Larger batches of retried jobs would make the jobs of others wait.
+    """The most jobs of one batch, and at least 1. A batch may have the jobs that the rate allows in a tenth of a
+    second, but at most 20. At more than 1000 jobs a second, a batch may have the jobs that the rate allows in a
+    fiftieth of a second. Larger batches of retried jobs would make the jobs of others wait.
     """
     return max(rate // 50, min(rate // 10, 20), 1)
 

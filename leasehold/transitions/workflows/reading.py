@@ -23,7 +23,7 @@ from leasehold.transitions.settlements.guard import lease_columns
 # Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
 # other row. The columns have the order of `Entry`. The CASE around `greatest` is needed because `greatest` ignores
 # NULL. Without the CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run
-# (`result`) never ends by itself: its `due_at` is the end of the run.
+# (`result`) never ends by itself, because its `due_at` is the end of the run. `contained`: a workflow started the task.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -49,8 +49,8 @@ _ENTRIES = """
 
 
 #: At most `_SIGNALS` signals are read with the journal. A signal is left out if the signals before it together have
-#: `_SIGNAL_BYTES` or more. The reason: a client may have sent a thousand large signals, and a workflow mostly needs
-#: none of them when it goes on. READ_SIGNAL reads a signal that was left out, when a call waits for its name.
+#: `_SIGNAL_BYTES` or more, because a client may have sent a thousand large signals, and a workflow mostly needs none of
+#: them when it goes on. When a call waits for a signal that was left out, READ_SIGNAL reads this signal.
 _SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
 # SQL: the oldest unconsumed signals of the job of task `t`, and whether the job has more of them.
 _FIRST_SIGNALS = f"""
@@ -84,8 +84,8 @@ WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = '
 """
 
 
-# $1 owners, $2 tasks and $3 epochs of the leases. $4 and $5 the place (branch, number) after which the page begins. $6
-# the most rows of the page.
+# $1, $2 and $3: the owners, tasks and epochs of the leases. $4 and $5: the page begins after this place (branch,
+# number). $6: the page has at most this many rows.
 READ = _read(
     "read_journal",
     "(SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int)"
@@ -95,7 +95,7 @@ READ = _read(
 #: workflow still waits for, if they are at most this many. The limit bounds the bytes of the answer.
 SHORT = 16
 #: The most rows of one page of a long journal. If the results of a page do not fit into one JSON value of PostgreSQL,
-#: `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its own form, in which a number
+#: `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its binary form, in which a number
 #: takes 12 bytes.
 _PAGE = 200
 READ_SHORT = _read(
@@ -109,7 +109,8 @@ READ_OPEN = _read(
     " CROSS JOIN LATERAL (SELECT * FROM journal x WHERE x.job_id = t.job_id AND x.branch = p.place ->> 0"
     " AND x.number = (p.place ->> 1)::int LIMIT 1) AS e",
 )
-# $1 owner, $2 task, $3 epoch, $4 a name, $5 the id of an earlier signal.
+# $1, $2 and $3: the owner, task and epoch of the lease. $4: the signal's name. $5: the signal's id is greater than
+# this.
 READ_SIGNAL = f"""
 -- read_signal
 SELECT s.id, s.name, s.payload, s.at
@@ -122,7 +123,7 @@ ORDER BY s.id LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the journal, with the state of the task or run that it awaits (`child`).
+    """A row of the journal, with the state of the task or run that the row awaits. `child`: the id of this task or run.
 
     `kind`: see records.Call. `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it.
     `status`: the state of the task or run; None: the row awaits neither, or the run is deleted. `code` and `message`
@@ -160,8 +161,8 @@ class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` checks whether more have come
     since. `version`: the version of the workflow's code when the run was submitted. `read_at`: PostgreSQL's time of the
     read. `cancelled_at`: when the cancel of the run was requested.
-    `is_of_other_step`: the workflow has called nothing yet, and the journal belongs to another step of its run, which
-    is a workflow and has made calls.
+    `is_of_other_step`: this workflow has called nothing yet, but another step of its run is a workflow and has made
+    calls. So the journal belongs to that other step.
     `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
     `signals`, which are the oldest ones.
     """
@@ -208,8 +209,8 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
 
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
     """The whole journal of the workflow, for the worker that has its lease. `places`: only the rows at these places.
-    The rows are read page by page. If a page is too large for PostgreSQL, the function halves the size. Raises
-    LeaseLost.
+    The rows are read page by page. If a page is too large for PostgreSQL, the function halves the size of the pages.
+    Raises LeaseLost.
     """
     columns = lease_columns([lease])
     journal: Journal | None = None

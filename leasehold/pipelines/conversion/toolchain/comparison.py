@@ -14,10 +14,11 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-#: The SNR (signal-to-noise ratio) that is reported for equal outputs, in place of infinity. For an infinite difference,
-#: -_MAX_DB is reported.
+#: The SNR (signal-to-noise ratio, in dB) that is reported for equal outputs, in place of infinity. For an infinite
+#: difference, -_MAX_DB is reported.
 _MAX_DB = 200.0
-#: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
+#: The error that is reported for an infinite difference. JSON has no infinity, and null would look as if nothing had
+#: been measured.
 LARGEST_FLOAT = sys.float_info.max
 _TIMED_RUNS = 5
 #: If an output is a single score, the scores of both models agree if they differ by at most this share of the float
@@ -31,7 +32,7 @@ class Comparison:
     The figures of each output, over all samples, are the SNR in dB, the cosine similarity, the largest error, and the
     top-1 agreement (0 to 1). The first three leave out values that are NaN or infinite in the reference. An output
     counts as infinitely different (`LARGEST_FLOAT`) if its shape differs, or if it has a NaN or infinite value where
-    the reference has a finite one.
+    the reference has a finite value.
     """
 
     def __init__(self) -> None:
@@ -88,8 +89,8 @@ class _OutputComparison:
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
     """Whether, in every item of the batch, the largest score is at the same place. An output of integers, such as the
-    index of a class, must be equal. The place of a single score says nothing, so a single score may differ from the
-    expected score by at most the share _ONE_SCORE.
+    index of a class, must be equal. If an item has only one score, its place says nothing. Such a score may differ from
+    the expected score by at most the share _ONE_SCORE.
     """
     if first.shape != second.shape:
         return False
@@ -104,8 +105,8 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. The ratio is -0.0 if only the reference is all zeros,
-    because there is no signal to compare with.
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. The ratio is -0.0 if the reference is all zeros and
+    the answer is not, because there is no signal to compare with.
     """
     if not noise:
         return _MAX_DB
@@ -128,7 +129,8 @@ class Description:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[tuple[float, float, float]]] = {}  # by output: mean, minimum, maximum by sample
+        # output -> (mean, minimum, maximum) of each sample
+        self._samples: dict[str, list[tuple[float, float, float]]] = {}
 
     def add(self, answer: Tensors) -> None:
         """Add the model's answer to one sample."""
