@@ -61,13 +61,14 @@ class ServedQueues:
 
 
 def _names(pipelines: Iterable[Pipeline], *, isolated: bool) -> tuple[str, ...]:
-    """The names of the pipelines that have an isolated step. If `isolated` is False: that have an inline step."""
+    """The names of the pipelines that have an isolated step (or an inline step, if `isolated` is False)."""
     return tuple(pipeline.name for pipeline in pipelines if any(step.isolated == isolated for step in pipeline.steps))
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
-    """The slots of the slot pool that serves `queue`. `Pipeline.slots` is the name of the setting that has the number
-    of the pipeline's own slots. All inline pipelines without own slots use one pool with `worker_concurrency` slots.
+    """The number of slots of the slot pool that serves `queue`. A queue in `isolated` has as many slots as the worker
+    has child processes. Otherwise, a pipeline in `served` with this queue may have slots of its own (`Pipeline.slots`
+    is the name of the setting with their number). All other queues use one pool with `worker_concurrency` slots.
     """
     if queue in isolated:
         return number_of_children(settings)

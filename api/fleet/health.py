@@ -132,7 +132,7 @@ class Readiness:
         self._self_check = _SharedRun(self._run_self_check, _FINDINGS_SECONDS)
 
     async def required_checks(self) -> list[Check]:
-        """The checks that decide whether the process is ready. Starts the others, but does not wait for them."""
+        """The checks that decide whether the process is ready. Starts the other checks, but does not wait for them."""
         for run in self._others.values():
             run.start()
         return [Check("serving", not self._services.draining, required=True), *await self._required.result()]

@@ -16,7 +16,7 @@ from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 from leasehold.storage.signing import MAX_URL_SECONDS
 
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
-#: The number of a status in answers. Every other status has the number 0.
+#: The number of a status in answers. A status that is not named here has the number 0.
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
 #: The error (code, message) for a job that did not succeed and has no error of its own. This error is retryable,
 #: because another order may succeed.
@@ -44,8 +44,8 @@ def status_text(row: Row) -> StatusText:
 
 
 def unknown_answer(task_id: str) -> GenerationAnswer:
-    """The answer for an unknown task, with the status 200. The answer is no problem document (RFC 9457), because this
-    API imitates another API, whose clients do not expect a problem.
+    """The answer for an unknown `task_id`. Its HTTP status is 200, and it is no problem document (RFC 9457), because
+    this API imitates another API, whose clients do not expect a problem.
     """
     return GenerationAnswer(
         created=int(time()),

@@ -1,4 +1,4 @@
-"""GET /v1/jobs: lists jobs of every kind by a filter, newest first. The console uses `list_page`, too."""
+"""GET /v1/jobs: lists jobs of every kind by a filter, newest first. The console also uses `list_page`."""
 
 from __future__ import annotations
 

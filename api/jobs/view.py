@@ -20,6 +20,7 @@ from leasehold.transitions.jobs import client_queue
 
 #: At most this many outputs of an answer have a link, because each link is signed anew.
 MAX_LINKS = 100
+#: The states of a step that waits to run.
 _WAITING = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
 
 
@@ -68,7 +69,9 @@ def _without_none(**members: Any) -> dict[str, Any]:
 
 
 def answer(access: JobAccess) -> dict[str, Any]:
-    """The job as the answer of GET, without links to its outputs. `kind.redacted`: parameters that the answer hides."""
+    """The job as the answer of GET, without links to its outputs. `access`: the job's row and its kind.
+    `kind.redacted`: the parameters that the answer hides.
+    """
     row, kind = access.row, access.kind
     params: Mapping[str, Any] = row["params"]
     steps = row["steps"] or []

@@ -20,9 +20,9 @@ from leasehold.telemetry.outages import DATABASE
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
 #: Seconds after which a bulk write of many jobs tries no further job. Until then, it goes on after a job that
-#: PostgreSQL does not write in time, because this job may be the only locked one. It must end even if PostgreSQL is
-#: down or slow, because the console must get its answer while the reservation of its idempotency key counts
-#: (`IN_FLIGHT` of db/idempotency.py).
+#: PostgreSQL does not write in time, because this job may be the only locked one. But the bulk write must end even if
+#: PostgreSQL is down or slow, because the console must get its answer while the reservation of its idempotency key
+#: counts (`IN_FLIGHT` of db/idempotency.py).
 BULK_SECONDS = 30.0
 #: The reason that a client sees for a job that a bulk write has not tried because BULK_SECONDS were over.
 NOT_TRIED = "The jobs before took too long, so nothing was tried."
@@ -117,8 +117,8 @@ class NotInTime(Unavailable):
 
 @contextmanager
 def in_time(part: str) -> Iterator[None]:
-    """Use this around the write of one job of a bulk write. It raises NotInTime in place of TRY_AGAIN. `part`: the part
-    of the API that the log of an outage names.
+    """Use this around the write of one job of a bulk write. It raises NotInTime in place of an error of TRY_AGAIN.
+    `part`: the part of the API that the log of an outage names.
     """
     try:
         yield

@@ -125,7 +125,7 @@ async def query_all(
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            timeouts += isinstance(error, TimeoutError)  # `is_away` (the database is gone) is false for a timeout
+            timeouts += isinstance(error, TimeoutError)  # for a timeout, `is_away` below returns False
             # On an open connection, an InterfaceError means that the question has too many or too few values.
             has_wrong_values = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
             if timeouts > 1 or (not has_wrong_values and is_away(connection, error)):
@@ -357,7 +357,8 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
-    # First the queues of workers and last those of external workers. In each group: the longest overdue lease first.
+    # First come the queues of workers, then those of external workers. In each group, the longest overdue lease is
+    # first.
     first_leases = sorted(leases, key=lambda row: (_is_external(row), -row["overdue_oldest"], -row["oldest"]))
     # A queue that is only in `leases_by_queue` has running tasks, but no other tasks and no workers.
     names = sorted({row["queue"] for row in [*_by_urgency(queues)[:MAX_QUEUES], *first_leases[:MAX_QUEUES]]})
@@ -399,7 +400,7 @@ def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     queue that no worker serves take turns, so that many queues of one sort do not hide the other sort. Within a sort,
     the queue whose oldest task has waited longest comes first.
     """
-    turns = Counter[tuple[bool, bool, bool]]()
+    turns = Counter[tuple[bool, bool, bool]]()  # sort -> how many queues of this sort have a key already
     keys: dict[str, tuple[bool, bool, int, bool]] = {}
     for row in sorted(queues, key=lambda row: -row["oldest"]):
         is_external, is_idle, is_unserved = sort = _is_external(row), row["due"] == 0, row["workers"] == 0

@@ -1,5 +1,5 @@
-"""The rows of people who sign in by OpenID Connect. Each sign-in writes a person's rows, and admins change them. Each
-change by an admin also writes the audit.
+"""The rows of people who sign in by OpenID Connect. Each sign-in writes the rows of the person. An admin can change a
+row, and each such change is also written to the audit.
 
 A person has a row in each tenant to which one of the person's groups has given access. The groups come from the OpenID
 provider. When no group gives access to the tenant any more, the row stays, but has no scopes.

@@ -26,6 +26,8 @@ def secret_text(secret: bytes) -> str:
 
 
 def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature for each key, separated by spaces. A rotation has two keys; a receiver accepts either."""
+    """One signature for each key (secret), separated by spaces. After a rotation there are two keys, the new and the
+    old, and a receiver accepts the signature of either.
+    """
     signed = f"{message_id}.{timestamp}.".encode() + body
     return " ".join("v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode() for key in keys)

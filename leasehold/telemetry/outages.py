@@ -3,7 +3,7 @@ not depend on how many parts of the process notice the outage.
 
 A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
 `record_error` and logs nothing itself. Code that gets an answer calls `record_answer`, which costs one comparison while
-all is well.
+there is no outage.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ _WORKER = (
 )
 
 # Up to five examples of work that is due or under way: due tasks, running tasks, tasks of runs that wait at concurrency
-# limits, and due schedules. Two more kinds concern ended runs: their webhook deliveries or follow-up runs are not
-# written yet, or a workflow awaits them and does not know of their end yet.
+# limits, and due schedules. Also workflows that await an ended run and do not know of its end yet, and ended runs whose
+# webhook deliveries or follow-up runs are not written yet.
 _FIND_BUSY = f"""
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
@@ -191,10 +191,10 @@ class TestApp:
     def travel(self, **time: float) -> None:
         """Let time pass for all that waits, for example `travel(hours=1)`. The arguments are those of `timedelta`.
 
-        Nobody sleeps: the instants in the database move back, both past instants and due times. So a workflow that
-        subtracts an earlier instant from `ctx.now()` sees how much time has passed. But the earlier instants change,
-        too: code that compares `ctx.now()` with a date or an hour of the day may take another branch after `travel`.
-        A schedule fires at most once per `travel`, even if it was due several times in that span.
+        Nothing sleeps. Instead, the instants in the database move back, both past instants and due times. So a workflow
+        that subtracts an earlier instant from `ctx.now()` sees how much time has passed. But because the earlier
+        instants change, code that compares `ctx.now()` with a date or an hour of the day may take another branch after
+        `travel`. A schedule fires at most once per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:
@@ -270,7 +270,8 @@ def _let_fail(task: Task[..., Any], errors: list[BaseException]) -> Callable[[],
     """
     celery_task = _celery_task_of(task)
     if celery_task is not None:
-        # The code around the function of a CeleryTask decides which errors end the run.
+        # The code around the function of a CeleryTask decides which errors end the run, so only the function is
+        # replaced.
         function = celery_task.function_of_attempts
         celery_task.function_of_attempts = _failing_in_thread(function, partial(_raise_next, errors))
         return partial(setattr, celery_task, "function_of_attempts", function)

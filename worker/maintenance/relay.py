@@ -50,7 +50,9 @@ class Relay:
         self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
-        """Send the hints of one turn. Returns 0, which means another turn immediately, if there may be more hints."""
+        """Send the hints of one turn. Returns 0 (the next turn comes immediately) if there may be more hints; otherwise
+        None.
+        """
         if not self._broker.publishing:
             return None
         async with self._pool.acquire() as connection:

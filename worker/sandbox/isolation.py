@@ -28,13 +28,13 @@ def missing(isolation: str) -> list[str]:
     Children.isolation.
     """
     fences = set(isolation.split("+"))
-    if "seccomp" in fences or "netns" in fences:  # a network namespace
+    if "seccomp" in fences or "netns" in fences:  # `netns`, a network namespace, also keeps a child from the network
         fences.add("network")
     return [fence for fence in _RISKS if fence not in fences]
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers for children. Network namespaces are left out. The reason: a process must make
+    """The fences that this kernel offers for children. Network namespaces are left out, because a process must make
     such a namespace to find out whether the kernel allows it.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]

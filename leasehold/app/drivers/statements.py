@@ -33,7 +33,7 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
 @cache
 def for_asyncpg(statement: str) -> str:
     """The statement for asyncpg. JSON is passed as text, because the connection may lack a JSON codec, or have the
-    user's.
+    codec of the user's program.
     """
     return _converted(statement, lambda number: f"${number}", {})
 

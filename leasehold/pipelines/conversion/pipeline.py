@@ -22,7 +22,8 @@ from leasehold.pipelines.conversion.signing import sign_package
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
 #: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
-#: The prefix of the backups of objects that promotions replace, in the installation's store: `promotions/CALL/NUMBER`.
+#: The prefix of the backups of objects that promotions replace, in the installation's store. The key of a backup is
+#: `promotions/CALL/NUMBER`, where CALL is the id of the promote call.
 BACKUPS = "promotions/"
 #: What the child process of a step may use.
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)

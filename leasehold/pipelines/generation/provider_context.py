@@ -31,8 +31,8 @@ class ProviderContext:
     sealing: Sealing
 
     def access(self, params: GenerationParams) -> tuple[Provider, str]:
-        """The provider of the order, and the client's credential. If the client sent none, the installation's
-        credential.
+        """The provider of the order, and the client's credential. If the client sent no credential, it is the
+        installation's.
 
         Raises NoAccess `unknown_provider` (the installation no longer has this provider), `credential_unreadable` or
         `credential_missing`.

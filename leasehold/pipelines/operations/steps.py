@@ -45,7 +45,8 @@ _ATTEMPT_SECONDS = 15.0
 _TARGETS_AHEAD, _MAX_READ = 500, 15_000
 #: The step sleeps for a pause up to this long, and snoozes for a longer pause.
 _LONGEST_SLEEP = 1.0
-#: How often, and after how many seconds, the operation tries again a job that another transaction holds.
+#: If another transaction holds a job, the operation tries it again after _BUSY_SECONDS. It tries at most _MAX_TRIES
+#: times.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
 #: If this process lacks the code of a job, the operation leaves the job to a worker that has the code, and the note
 #: names the job. When there are `_MAX_LEFT` of these jobs, the operation waits for such a worker. After
@@ -61,6 +62,7 @@ _CANARY_CODES = ("canary_refused", "canary_failed", "canary_late")
 #: the disk.
 _ASYNCHRONOUS_COMMIT = "SET LOCAL synchronous_commit TO off"
 
+# The worker opens the context once. All attempts share it as `attempt.opened`.
 bulk_operation.opens_with_pipelines(open_operation_context)
 
 
@@ -107,7 +109,7 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: The values that `before` and `walked` of the progress get once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: This attempt acts on those jobs in `left` of the progress whose pipelines are in this set. Of each of these
+        #: This attempt acts on those jobs in `left` of the progress whose pipelines are in this set. For each of these
         #: pipelines, this process has the code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
@@ -178,9 +180,11 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. Returns None if there are no more targets except jobs that were left to other workers, or if
-        `_MAX_LEFT` jobs were left to them. Busy jobs (another transaction held them) are tried again when they fill a
-        batch, or when no other targets remain.
+        """The next batch. First come the left jobs that this attempt may take (`_pipelines_to_take`). Then come the
+        targets of the walk. Busy jobs (another transaction held them) are tried again when they fill a batch, or when
+        the walk has no more targets.
+
+        Returns None if no job remains except those that are left to other workers, or if `_MAX_LEFT` jobs are left.
         """
         for left in self._progress.left:
             if _pipeline_of(left.handler) in self._pipelines_to_take:
@@ -278,7 +282,7 @@ class _OperationAttempt:
         often.
         """
         progress = self._progress.model_copy(deep=True)
-        progress.busy = self._busy_after(batch, outcome)  # first: it may add refusals, which `count` must see
+        progress.busy = self._busy_after(batch, outcome)  # first, because it may add refusals for `count`
         progress.left = self._left_after(batch, outcome)
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked

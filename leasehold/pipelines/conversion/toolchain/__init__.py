@@ -1,3 +1,3 @@
-"""The work on models: load, optimise, quantise, compare. Only child processes import this package, because its
-libraries are heavy.
+"""Loads, optimises, quantises and compares models. Only child processes import this package, because its libraries are
+heavy.
 """
