@@ -87,7 +87,7 @@ class Guarded(HttpToolsProtocol):
         self._start_timer(self.head_seconds, "head")
 
     def _make_room(self) -> bool:
-        """Close the connection that has been quiet longest. False: no connection is quiet."""
+        """Close the connection that has been quiet longest. Returns False if no connection is quiet."""
         if not self.quiet:
             return False
         oldest, _ = self.quiet.popitem(last=False)

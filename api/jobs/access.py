@@ -85,8 +85,8 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
 
 
 def may_retry(services: Services, access: JobAccess) -> bool:
-    """Whether the caller may retry the job. If it is a bulk operation, the caller needs the `:write` scope of each kind
-    on whose jobs it acts, and `jobs:delete` if it deletes.
+    """Whether the caller may retry the job. If the job is a bulk operation, the caller needs the `:write` scope of each
+    kind on whose jobs the operation acts, and `jobs:delete` if the operation deletes.
     """
     return not _missing_scopes(services, access)
 
@@ -99,9 +99,9 @@ def check_retry(services: Services, access: JobAccess) -> None:
 
 
 def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
-    """The scopes that the caller lacks for a retry of the job. The scopes of the job's own kind do not count here. A
-    retry of a bulk operation needs the same scopes as its submission, because the retried operation acts on further
-    jobs.
+    """The scopes that the caller lacks for a retry of the job. The scopes of the job's own kind do not count here,
+    because `find` checks them. A retry of a bulk operation needs the same scopes as its submission, because the retried
+    operation acts on further jobs.
     """
     if not _is_operation(access.row):
         return []
@@ -155,9 +155,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller has only the other one of the kind's two
-    scopes: with `write` the caller needs the write scope, without `write` the read scope. Raises Forbidden also for an
-    operation on jobs of other tenants (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. With `write` the caller needs the kind's write scope, and without `write`
+    its read scope. Raises Forbidden if the caller has only the other of these two scopes, and for an operation on jobs
+    of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -320,7 +320,7 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     expression or time zone.
 
     A new value of `cron`, `timezone` or `enabled` moves the next tick. Any other change leaves the next tick as it is,
-    even if the tick is due already. The reason: clients may send the whole schedule each time. A buffered tick
+    even if the tick is due already, because clients may send the whole schedule each time. A buffered tick
     (`buffered_at`) waits for the end of the schedule's previous run. A change drops the buffered tick if the schedule
     is disabled after the change, or does not have the policy `buffer_one`.
     """

@@ -77,7 +77,8 @@ class Link(Protocol):
     async def chunks(self, run_id: UUID, after: int) -> Chunks: ...
 
 
-# $1 the run, $2 its tenant, $3 the task's only step, $4 the name of the output that holds a large result.
+# $1: the run's id. $2: its tenant. $3: the name of the task's only step. $4: the name of the output that holds a large
+# result.
 _OUTCOME = """
 -- app_outcome
 SELECT j.status, j.error, j.cancel, j.finished_at IS NOT NULL AS ended, r.value, o.key, o.sha256
@@ -137,8 +138,8 @@ class DatabaseLink:
         # calls with the same debounce key have the same run.
         earlier_ids: dict[UUID, UUID] = {}
         written: Written | None = None
-        # Each turn writes the runs that do not exist yet. If some of them exist after all, `_write_or_find` writes
-        # nothing, and the next turn leaves them out.
+        # Each turn of this loop writes the runs that do not exist yet. If some of these runs exist after all,
+        # `_write_or_find` writes nothing, and the next turn leaves them out.
         while written is None:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
@@ -333,8 +334,9 @@ class DatabaseLink:
 
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
-                # Read first whether the run has ended. If it has, no chunk is emitted after the page is read. For a run
-                # that has ended, `stream_numbers` returns ENDED. It leaves out a deleted run.
+                # Read whether the run has ended before reading the page. So if the run has ended, no chunk can follow
+                # this page. `stream_numbers` returns ENDED for such a run. It leaves out a deleted run, which counts as
+                # ended here.
                 has_ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=has_ended)

@@ -79,7 +79,7 @@ class _Keeper:
         self._console = console
         self._waits_for_change = waits_for_change
         self._pause = _FIRST_PAUSE_SECONDS
-        self._start_at: float | None = None  # when to start the processes that have ended; None: none has ended
+        self._start_at: float | None = None  # when to start the ended processes; None: no process has ended
 
     async def check(self) -> None:
         """Check whether a process has ended. If so, print that, and start the process again once its pause is over."""

@@ -27,7 +27,7 @@ _VALUES = ("enum", "const", "default", "examples", "required")
 
 
 def compile_model_schema(schema: Any) -> Draft202012Validator:
-    """The validator for the schema of a model. Raises as `compile_schema`."""
+    """The validator for the schema of a model. Raises the errors of `compile_schema`."""
     return compile_schema(_with_known_patterns(schema), _FORMATS)
 
 

@@ -53,8 +53,8 @@ class RetryTerms:
 #: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
 #: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
-#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order. The hook withdraws
-#: the order. It raises Conflict if the job may not adopt the order now.
+#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order (see UnknownOrders).
+#: The hook withdraws the order. It raises Conflict if the job may not adopt the order now.
 AfterAdoption: TypeAlias = AfterCancel
 #: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, whose
 #: step got this order as its answer. The hook may search only the latest jobs.
@@ -95,12 +95,12 @@ class UnknownOrders:
 
     `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step`
     succeeds. Another step must need `step`, and goes on with this value. (In a cancelled or expired job no step goes
-    on: `after_adoption` withdraws the order.) `adoptable(opened, parameters)` returns whether the other system can find
-    an order by its id; `opened` is the object that `Kind.opens` has opened.
+    on. There, `after_adoption` withdraws the order.) `adoptable(opened, parameters)` returns whether the other system
+    can find an order by its id; `opened` is the object that `Kind.opens` has opened.
 
     `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of all
-    tenants may use this account, so only one job of all tenants may have such an order. `holders` finds the jobs that
-    have the order already, without an adoption.
+    tenants may use this account, so at most one job among those of all tenants may have a given order. `holders` finds
+    the jobs that have the order already, without an adoption.
     """
 
     step: str

@@ -39,8 +39,8 @@ Charge = Literal["submissions", "uploads"]
 _FULL_QUEUE_SECONDS = 5.0
 _NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
-# $1 the jobs. `tasks`: how many of their tasks wait in the queue, or will wait there once the concurrency limits admit
-# their jobs. `held`: how many of `tasks` wait only for these limits.
+# $1: the ids of the jobs. `tasks`: how many of their tasks wait in the queue, or will wait there once the concurrency
+# limits admit their jobs. `held`: how many of `tasks` wait only for these limits.
 _QUEUES_OF_JOBS = f"""
 -- queues_of_jobs
 SELECT t.queue, count(*)::int AS tasks, (count(*) FILTER (WHERE t.status = 'blocked'))::int AS held
@@ -119,9 +119,9 @@ class Admission:
     async def submitting(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], count: int = 1, *, size: int = 0
     ) -> AsyncIterator[Paid]:
-        """Enter this around the statements that write `count` jobs, in the caller's transaction. Before the block,
-        charge the rates and check the bounds. After the block, check again, under locks, the bounds that concurrent
-        submissions may have exceeded together.
+        """Enter this around the statements that write `count` jobs, in the caller's transaction. Before the block, this
+        charges the rates and checks the bounds. After the block, it takes locks and checks again the bounds that
+        concurrent submissions may have exceeded together.
 
         `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: the bytes that are stored with the jobs. A
         `count` of 0 stands for one job that has been charged already.

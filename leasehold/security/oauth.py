@@ -49,8 +49,8 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. The method `token` fetches it at the first call, again shortly before it expires,
-    and again after `forget`.
+    """The access token of one client. The method `token` fetches it at the first call, and again shortly before it
+    expires or after `forget`.
     """
 
     def __init__(self, egress: Egress, client: Client) -> None:

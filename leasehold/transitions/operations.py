@@ -41,8 +41,8 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# The statements pass over jobs that another transaction has locked. The reason: a transaction that holds row locks must
-# not wait for further locks.
+# The statements pass over jobs that another transaction has locked, because a transaction that holds row locks must not
+# wait for further locks.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
 # Action -> a statement that reads the targets among the jobs $1, also those that another transaction has locked.
@@ -93,8 +93,8 @@ FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $
 async def canary(
     connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
 ) -> tuple[int, int]:
-    """How many of the canary jobs have not ended, and how many have ended without success. The second number is 0
-    unless `action` is `retry`, because no other action lets a job succeed. `of_tenant`: count only jobs of this tenant;
+    """How many of the canary jobs have not ended, and how many have ended without success. If `action` is not `retry`,
+    the second number is 0, because no other action lets a job succeed. `of_tenant`: count only jobs of this tenant;
     None: of any tenant.
     """
     row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)

@@ -54,9 +54,9 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the lease of the attempt at whose end the worker discards the speculation. At first this is the attempt
-    that started the speculation. While this worker goes on with the job, it is the attempt at the job's current step.
-    From `take` on, it is the attempt that has taken the speculation.
+    `bound_to`: the lease of an attempt. When this attempt ends, the worker discards the speculation. At first it is the
+    attempt that started the speculation. While this worker goes on with the job, it is the attempt at the job's current
+    step. From `take` on, it is the attempt that has taken the speculation.
     `owner_task`: the task whose attempt has taken the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs. They are complete once the attempt that started the speculation has published
@@ -75,7 +75,7 @@ class Speculation:
     _on_progress: Callable[[float, str], None] | None = field(default=None, init=False)
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
-        """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
+        """Whether this speculation does exactly the work of the attempt, with the same parameters and inputs."""
         # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
         # `handler`), with the time limit of the declared step (no `timeout_seconds`). For a file that the client has
         # uploaded, `source.sha256` is None. Then compare with the digest of the bytes that the earlier step has read.

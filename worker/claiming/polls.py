@@ -17,8 +17,8 @@ from leasehold.worker.claiming.tenant_load import TenantLoad
 
 
 class Polls:
-    """The poll window and the last count. Call `claim` with the same queues each time: the poll window holds for these
-    queues only.
+    """The poll window, and the last count of running tasks. Call `claim` with the same queues each time, because the
+    poll window holds for these queues only.
     """
 
     def __init__(self) -> None:

@@ -24,15 +24,15 @@ from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.journal_sql import CLOSED
 from leasehold.transitions.workflows.records import Call, Recording
 
-#: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
+#: The name of the duty (a loop of the elected worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
 #: the table `quarantine` the units of DUTY are workflows that the duty could not wake. The units of ORPHANS are runs
-#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again. `counted` also creates the
-#: counters.
+#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again. `counted` returns the name,
+#: and creates the counters of the duty.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
-# This statement only locks. _STARTED runs after it in the same transaction. The reason: an earlier try of the same
-# start may just be committing. A statement that waits for the lock keeps its old snapshot, so it would not see the rows
-# of the earlier try.
+# This statement only locks. _STARTED runs after it in the same transaction, because an earlier try of the same start
+# may just be committing. A statement that waits for the lock keeps its old snapshot, so it would not see the rows of
+# the earlier try.
 _LOCK = """
 -- start_lock
 SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling, t.priority, j.trace
@@ -72,8 +72,8 @@ async def start(
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
-    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel: if the workflow's
-    # code runs again, it finds the run in the journal, even if the cancel came after that try.
+    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel, because the
+    # workflow's code, if it runs again, finds the run in the journal, even if the cancel came after that try.
     last = call if wait is None else wait
     if await connection.fetchval(_STARTED, row["job_id"], last.branch, last.number):
         return CreatedRuns([], [])
@@ -108,11 +108,12 @@ IS_WAITING_WORKFLOW = f"""NOT t.contained AND t.journaled AND t.available_at > c
       AND {unindexed("t.status = 'waiting'")}"""
 
 # Locks workflows that wait for a run that has ended. If a step beside the workflow snoozes, it keeps its delay. A
-# workflow that runs now need not be woken. Either it reads that the run has ended. Or it suspends while the journal's
+# workflow that runs now need not be woken: either it reads that the run has ended, or it suspends while the journal's
 # row is still open, and then this statement finds the workflow.
-# $1 the most workflows. DISTINCT makes it count workflows, because a workflow may await many runs. Only the workflows
-# that this statement locks count, so workflows that other transactions have locked keep no other workflow waiting.
-# $2 only this workflow; NULL: all.
+#
+# $1: at most this many workflows are locked. DISTINCT is needed for this number, because a workflow may await many
+# runs. Workflows that other transactions have locked do not count, so they keep no other workflow waiting. $2: only
+# this workflow; NULL: all workflows.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM (
@@ -151,7 +152,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
     is woken once, even if several of its runs have ended. Returns a hint for each workflow.
     """
 
-    # `run_units` passes None first; after an error it passes each locked job by itself.
+    # `run_units` passes None first; after an error it passes each locked job alone.
     async def take(only_job: object | None) -> list[UUID]:
         return [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit, only_job)]
 
@@ -179,7 +180,7 @@ LIMIT $1
 # open although their run has ended. While such a row is open and has no value, retention keeps the run
 # (`forgettable_jobs` in sweeps.py).
 # - A row `start`, because the workflow may still come to await the run. `write_calls` closes the row when the workflow
-#   records the run's result. If the run failed, the row gets the value KNOWN instead, and stays open. The reason: a
+#   records the run's result. If the run failed, the row gets the value KNOWN instead, and stays open, because a
 #   client may retry the run (`jobs.replay`), and the run must still be cancelled if its workflow ends without success.
 # - A row `result`, because the workflow's function may run again and read the result again. A row whose result the
 #   workflow has recorded is not open. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
@@ -188,11 +189,11 @@ LIMIT $1
 # statement closes a row `start` of a failed workflow, it marks the row (CLOSED). A row that must stay closed has no
 # mark: the row of a detached run, or of a run whose result is recorded. While REPLAY is under way, the lock of the job
 # `p` makes this statement leave the workflow out. Otherwise this statement, which has read that the workflow has
-# failed, would close the rows again that REPLAY has opened.
+# failed, would close again the rows that REPLAY has opened.
 #
-# $1 the most rows. `closable` locks the rows, so that no other statement changes them before the UPDATE. `OFFSET 0`
-# makes PostgreSQL begin with the open rows. Without it, PostgreSQL would sometimes read all jobs first, because of the
-# LIMIT. `child.goes_on` is NULL for a deleted run.
+# $1: at most this many rows are closed. `closable` locks the rows, so that no other statement changes them before the
+# UPDATE. `OFFSET 0` makes PostgreSQL begin with the open rows. Without it, PostgreSQL would sometimes read all jobs
+# first, because of the LIMIT. `child.goes_on` is NULL for a deleted run.
 _CLOSE = f"""
 -- workflow_children_close
 WITH closable AS (

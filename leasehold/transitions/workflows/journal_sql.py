@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from leasehold.db.database import unindexed
 
-#: SQL: the value of a row `start` that a statement has closed. It marks a row that was open before. So a retry of the
-#: workflow opens this row again. A row of a detached run, which is `done` from its beginning, has no value.
+#: SQL: the value of a row `start` that was open until `_CLOSE` (children.py) or a replay of its run (jobs/replays.py)
+#: closed it. A retry of the workflow opens the rows with this value again. A row of a detached run, which is `done`
+#: from its beginning, has no value.
 CLOSED = """'{"closed": true}'::jsonb"""
 
 #: SQL: the value of an open row `start` whose run has failed, if the workflow has recorded the failure. Retention may
@@ -25,7 +26,7 @@ def write_calls(*, claims: bool) -> str:
 
     A repeated statement writes nothing twice: the journal has one row for each place (branch and number of a call), and
     a step has one task. With `claims`, the statement also claims one step for each lease. $8 has the step's id (or
-    NULL). $9 is the duration of the step's lease. The owner of the lease gets the step.
+    NULL). $9 is the duration of the step's lease. The step's lease has the same owner as the workflow's.
     """
     if claims:
         is_claimed = _IS_CLAIMED

@@ -14,8 +14,8 @@ MAX_BOXES = 5000  # side by side in the file, or directly inside one box
 #: The most pieces of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many
 #: pieces.
 MAX_PIECES = 20_000
-_FULL_HEADER = 4  # bytes of version and flags at the start of a full box
-_IN_FILE, _IN_DATA = 0, 1  # where the positions of an item's pieces begin: at the file, or at its `idat` box
+_FULL_HEADER = 4  # bytes of version and flags at the start of a full box (a box that has them)
+_IN_FILE, _IN_DATA = 0, 1  # an item's pieces are at positions in the file, or in its `idat` box
 
 
 @dataclass(slots=True)
@@ -109,6 +109,7 @@ def _meta_boxes(data: bytes, outer_boxes: list[Box]) -> dict[bytes, Box]:
 def _list_items(data: bytes, box: Box) -> dict[int, Item]:
     _, start, end = box
     items: dict[int, Item] = {}
+    # Skip the number of items, which has 2 or 4 bytes.
     for _, position, _ in _bounded_list(boxes(data, start + _FULL_HEADER + (2 if data[start] == 0 else 4), end)):
         version = data[position]
         number, kind = struct.unpack_from(">I2x4s" if version == 3 else ">H2x4s", data, position + _FULL_HEADER)  # noqa: PLR2004
@@ -123,7 +124,8 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The number of each item, with start and end of each of its pieces.
 
-    After the version and flags come four numbers of 4 bits each. Each number says how many bytes a later field has.
+    After the version and flags come four numbers of 4 bits each. Each number says how many bytes a later field has: the
+    offset, the length, the base offset, and the index of a piece.
     """
     _, start, _ = box
     version = data[start]
@@ -182,7 +184,9 @@ class _Reader:
 
 
 def _read_properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
-    """The number of each item, with its properties. `ipco` has all properties, and `ipma` the indices of each item."""
+    """The number of each item, with its properties. `ipco` has all properties, and `ipma` has the indices of each
+    item's properties, which begin at 1.
+    """
     _, start, end = box
     inner = _bounded_list(boxes(data, start, end))
     properties = [
