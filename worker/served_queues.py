@@ -38,9 +38,9 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; by default all queues that the pipelines declare. For each queue and each
-        label of the worker, the worker also serves the queue `QUEUE@LABEL`. Only workers with that label serve such a
-        queue.
+        """The queues that the settings name. If they name none, all queues that the pipelines declare. For each queue
+        and each label of the worker, the worker also serves the queue `QUEUE@LABEL`. Only workers with that label serve
+        such a queue.
         """
         declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
         every = served_queues(frozenset(settings.queues or declared_queues), settings.labels)

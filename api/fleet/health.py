@@ -52,8 +52,8 @@ _SHARED_SECONDS = 1.0
 #: How long one check, or the whole self-check, may take.
 _TIMEOUT_SECONDS = 3.0
 #: An answer that shows all checks waits this many seconds for the checks that are not required. It does not wait for
-#: the whole time of a check, because some callers give up sooner: the health check of compose.yaml after three seconds,
-#: and another cell after two.
+#: the whole time of a check, because some callers give up sooner. The health check of compose.yaml gives up after three
+#: seconds, and another cell after two.
 _PATIENCE_SECONDS = 1.0
 #: The request to the store may take only this part of _TIMEOUT_SECONDS. Otherwise the check would end first and cancel
 #: the request. The request would then count as given up by its caller, and not as unanswered by the store.

@@ -52,8 +52,8 @@ class JobAccess:
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
-    """The caller's access to a job. `row`: the job; the query that read it must be limited to `tenant_of(caller)`.
-    Raises Forbidden as `check_targets` does.
+    """The caller's access to a job. `row`: the job. The query that has read the job must be limited to
+    `tenant_of(caller)`. Raises Forbidden as `check_targets` does.
     """
     if _is_operation(row):
         check_targets(caller, row["tenant_id"], row["params"])

@@ -172,7 +172,8 @@ async def replay_many(
         return Answer(HTTPStatus.ACCEPTED, encoded(answer | ({"left": replays.left} if replays.left else {})))
 
     request_hash = fingerprint_of(b"POST /v1/dead-letters/replay", body.model_dump_json().encode())
-    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once.
+    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once. `turn` waits until this one may
+    # run.
     async with services.bulk.turn(caller.tenant_id):
         answer = await once_over_transactions(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in replays.replayed:
@@ -198,8 +199,8 @@ class _Replays:
 async def _latest(
     connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, fingerprint: str | None, limit: int
 ) -> list[Row]:
-    """The latest `limit` dead letters that match, however old they are. This reads page by page, so that each statement
-    is short.
+    """The latest `limit` dead letters that match, however old they are. The function reads page by page, so that each
+    statement is short.
     """
     rows: list[Row] = []
     before: tuple[datetime, UUID] | None = None
@@ -230,9 +231,10 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
             replays.left = {"jobs": len(job_ids) - index, "code": NotInTime().code, "detail": NOT_TRIED}
             break
         try:
+            # `in_time` raises NotInTime (an Unavailable) if PostgreSQL does not write in time.
             with in_time("replays"):
                 await _replay(services, caller, job_id, replays)
-        except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
+        except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed, but other jobs can
             replays.refused.append(_refusal(job_id, error))
         except TooMany as error:
             if not replays.replayed:

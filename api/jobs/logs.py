@@ -69,7 +69,8 @@ STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chun
 async def read_job_logs(request: Request, job_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
-    tenant_id = access.acting_caller.tenant_id  # the job's tenant: an operator also reads jobs of other tenants
+    # Read as the job's tenant, because an operator may also read jobs of other tenants.
+    tenant_id = access.acting_caller.tenant_id
     return await answer(services, LOG, services.log_watch, tenant_id, job_id, query)
 
 
@@ -84,5 +85,6 @@ async def read_job_logs(request: Request, job_id: UUID, caller: Reader, query: I
 async def read_job_stream(request: Request, job_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
-    tenant_id = access.acting_caller.tenant_id  # the job's tenant: an operator also reads jobs of other tenants
+    # Read as the job's tenant, because an operator may also read jobs of other tenants.
+    tenant_id = access.acting_caller.tenant_id
     return await answer(services, STREAM, services.stream_watch, tenant_id, job_id, query)

@@ -20,7 +20,7 @@ from leasehold.telemetry.outages import DATABASE
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
 #: Seconds after which a bulk write of many jobs tries no further job. Until then, it goes on after a job that
-#: PostgreSQL does not write in time, because this job may be the only locked one. But the bulk write must end even if
+#: PostgreSQL does not write in time, because this job may be the only locked job. But the bulk write must end even if
 #: PostgreSQL is down or slow, because the console must get its answer while the reservation of its idempotency key
 #: counts (`IN_FLIGHT` of db/idempotency.py).
 BULK_SECONDS = 30.0

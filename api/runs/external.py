@@ -155,7 +155,7 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
         for claimed in claimed_tasks
     ]
     # If the worker has died since its request, release the tasks. Otherwise nobody would work on them until their
-    # leases expire, and each task would then be charged a loss.
+    # leases expire, and then the loss of this worker would count against each task.
     if tasks and await request.is_disconnected():
         async with services.pool.acquire() as connection:
             await settlements.release(connection, [claimed.lease for claimed in claimed_tasks])

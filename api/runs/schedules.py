@@ -401,7 +401,8 @@ async def run_now(
             if created_run is None:  # the run was refused
                 await services.admission.refund(connection, caller.payer)
                 # Raise nothing, because the transaction must commit. It has written the reason to the schedule's
-                # `last_error`. The endpoint raises Conflict after the commit.
+                # `last_error`. The endpoint raises Conflict after the commit. The answer is not stored, so a repeated
+                # request tries again.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
         created_runs.append((created_run, template))
@@ -483,7 +484,7 @@ async def backfill(
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
     request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
-    async with services.bulk.turn(caller.tenant_id):  # each process runs few bulk writes at once; the others wait
+    async with services.bulk.turn(caller.tenant_id):  # wait, because a process runs few bulk writes at once
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run, template in created_runs:
         await publish_submitted_run(services, created_run, template)

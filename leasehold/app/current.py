@@ -44,7 +44,7 @@ class Current:
 
     @property
     def number(self) -> int:
-        """The number of the attempt; the first is 1."""
+        """The number of the attempt. The first attempt of a task has the number 1."""
         number: int = self._attempt_with("number").number
         return number
 

@@ -229,9 +229,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit. Then admit the runs that wait at the commit's concurrency limits, which means
-        to start those for which the limits have room. If this process cannot publish or admit, workers do so a little
-        later.
+        """Publish the hints of a commit. Then admit the runs that wait at the commit's concurrency limits: start the
+        runs for which the limits have room. If this process cannot publish or admit, workers do so a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -349,7 +348,7 @@ class DatabaseLink:
         return chunks
 
     async def _repeat_while_away(self, run_id: UUID | str, work: Callable[[], Awaitable[T]]) -> T:
-        """Call `work`, and return its result. While PostgreSQL does not answer, repeat `work` for `submit_seconds`;
+        """Call `work`, and return its result. While PostgreSQL does not answer, repeat `work` for `submit_seconds`, and
         then raise Unreachable. `work` must be safe to repeat. `run_id`: the run's id or its Celery id, which the error
         names.
         """

@@ -31,7 +31,7 @@ from leasehold.workflows.context import Context
 
 #: The name of the workflow that runs the canvas (Celery's word for chains, groups and chords).
 _CANVAS = "celery-canvas"
-#: The queue of tasks without a queue of their own, until `task_default_queue` names another.
+#: The queue of tasks without a queue of their own, until `task_default_queue` names another queue.
 _DEFAULT_QUEUE = "default"
 #: The type of the field `task_id` of a run's payload. Only a run with a Celery id has this field, because a worker of
 #: an earlier release does not know the field.
@@ -200,7 +200,7 @@ class Celery(Lacking):
         return self.tasks[name].apply_async(args, kwargs, **options)
 
     def autodiscover_tasks(self, packages: Iterable[str] | None = None, related_name: str = "tasks") -> None:
-        """Import the module `tasks` of each package that has one. Raises NotSupported without packages."""
+        """Import the module `tasks` of each package that has such a module. Raises NotSupported without packages."""
         if packages is None:
             raise NotSupported("leasehold.celery finds tasks in packages that are named: autodiscover_tasks([...])")
         for package in packages:

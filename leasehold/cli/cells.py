@@ -236,7 +236,7 @@ map $leasehold_cell $leasehold_path {{
 
 
 def _host_of(url: SplitResult) -> str:
-    """The host name or IP address in the URL; an IPv6 address gets brackets."""
+    """The host name or IP address in the URL. An IPv6 address gets brackets."""
     name = url.hostname or ""
     return f"[{name}]" if ":" in name else name
 

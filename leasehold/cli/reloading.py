@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.5  # between two checks of the files
 #: If a process ends by itself, `_Keeper` starts it again after a pause. The first pause is _FIRST_PAUSE_SECONDS. Each
 #: further pause is twice as long as the previous pause, up to _LONGEST_PAUSE_SECONDS.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
-#: Names of folders without the user's code. Hidden folders are skipped, too.
+#: Names of folders without the user's code. Hidden folders are also skipped.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 #: The most files that are watched. Reading the times of more files would take too long.
 _MOST_FILES = 5000

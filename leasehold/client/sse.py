@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """An event of the answer. `id`: a new request with the header `Last-Event-ID: {id}` goes on after this event."""
+    """An event of the answer. A new request with the header `Last-Event-ID: {id}` goes on after this event."""
 
     name: str
     id: str

@@ -70,6 +70,7 @@ class Process:
             await self.end()
             raise Late from None
         except (OSError, EOFError):  # IncompleteReadError is an EOFError
+            # SIGPROF kills a child that has used all its CPU time (child.py).
             raise Died(cpu_spent=await self._exit_status() == -signal.SIGPROF) from None
         except BaseException:
             await self.end()

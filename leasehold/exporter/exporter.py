@@ -77,6 +77,7 @@ QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one roun
 Rows = Mapping[str, Sequence[Any]]
 
 
+# The exporter's own questions, as name -> (statement, values). With CAP, a question counts at most this many rows.
 def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),

@@ -96,7 +96,7 @@ class UnknownOrders:
     `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step`
     succeeds. Another step must need `step`, and goes on with this value. (In a cancelled or expired job no step goes
     on. There, `after_adoption` withdraws the order.) `adoptable(opened, parameters)` returns whether the other system
-    can find an order by its id; `opened` is the object that `Kind.opens` has opened.
+    can find an order by its id. `opened` is the object that `Kind.opens` has opened.
 
     `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of all
     tenants may use this account, so at most one job among those of all tenants may have a given order. `holders` finds
@@ -213,7 +213,7 @@ class JobKinds:
         return self._by_name.get(name)
 
     def pipeline(self, name: str) -> Pipeline | None:
-        """The pipeline with this name, of a kind or of the registry; or None."""
+        """The pipeline with this name, of a kind or of the registry. None: there is no such pipeline."""
         kind = self._by_pipeline.get(name)
         return self._registry.find(name) if kind is None else kind.pipelines[name]
 

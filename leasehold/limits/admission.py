@@ -86,7 +86,7 @@ def queues_of(
 
 
 def queues_of_jobs(tenant_id: str, pipeline: Pipeline, params: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """As `queues_of`, for several new jobs: one job for each element of `params`."""
+    """The same as `queues_of`, for several new jobs. Each element of `params` has the parameters of one job."""
     if all(step.skip_if is None for step in pipeline.steps):
         queues = queues_of(tenant_id, pipeline)
         return Counter({queue: tasks * len(params) for queue, tasks in queues.items()})
@@ -97,7 +97,7 @@ class Admission:
     """The limits of this installation. Each process has one object, which remembers for a moment how much each tenant
     uses.
 
-    `kinds`: the kinds of work. The bytes that a kind keeps for a tenant (`Kind.stored`) count as stored bytes, too.
+    `kinds`: the kinds of work. The bytes that a kind keeps for a tenant (`Kind.stored`) also count as stored bytes.
     """
 
     def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:
@@ -195,8 +195,9 @@ class Admission:
         return _header_fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
     async def charge_upload(self, connection: Connection, payer: Payer, size: int = 0) -> dict[str, str]:
-        """As `charge`, for one upload that begins. `size`: the bytes that it stores now. 0: the client sends the object
-        to the store later, and its bytes count when the upload ends. Also raises TooMany `storage_full`.
+        """The same as `charge`, for one upload that begins. `size`: the bytes that the upload stores now; 0: the client
+        sends the object to the store later, and its bytes count when the upload ends. Also raises TooMany
+        `storage_full`.
         """
         await self._usage.reserve(connection, payer.tenant_id, 0, size)
         return await self.charge(connection, payer, 1, "uploads")
@@ -206,7 +207,7 @@ class Admission:
         await self._usage.reserve(connection, tenant_id, 0, size)  # 0 jobs
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
-        """As `Usage.measure`: the tenant's counts and bounds, by name."""
+        """The tenant's counts and bounds, by name (see `Usage.measure`)."""
         return await self._usage.measure(connection, tenant_id)
 
     async def refund(

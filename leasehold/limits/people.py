@@ -81,6 +81,7 @@ SET login = CASE WHEN excluded.login = $5 THEN $5 ELSE $5 || '#' || right(p.id::
 RETURNING {_COLUMNS}
 """
 
+# $3: the tenants to which the person's groups give access now. The person loses the access to all other tenants.
 _LOSE_ACCESS = """
 -- person_leave
 UPDATE person SET scopes = '{}', generation = generation + 1, sessions_ended_at = clock_timestamp()
@@ -114,7 +115,7 @@ DELETE FROM person WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change by an admin. A field that is None changes nothing. `role`: the role to set; "provider" removes the role
+    """A change by an admin. A field that is None changes nothing. `role`: the role to set. "provider" removes the role
     that an admin has set, so that the scopes of the groups count again.
     """
 

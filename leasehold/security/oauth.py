@@ -66,7 +66,7 @@ class Tokens:
         return self._token
 
     def forget(self) -> None:
-        """Drop the token, because the service refused it. The next call of `token` fetches a new one."""
+        """Drop the token, because the service refused it. The next call of `token` fetches a new token."""
         self._renew_at = 0.0
 
     async def _fetch(self) -> None:

@@ -1,8 +1,8 @@
 """The HTTP listener of one process on LEASEHOLD_METRICS_PORT. It serves `/metrics` unless metrics are off. In a worker,
 it also serves `/livez` and `/readyz`.
 
-It runs in its own threads, so it also answers while the main loop is blocked. Only Prometheus and the kubelet should
-reach it.
+The listener runs in its own threads, so it also answers while the main loop (the event loop) is blocked. Only
+Prometheus and the kubelet should reach it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client import make_wsgi_app
 DEAD_SECONDS = 120.0
 
 
-#: All addresses of the machine: those of IPv6 and those of IPv4.
+#: The host name for all addresses of the machine, of IPv6 and of IPv4.
 ALL = "::"
 _BACKLOG = 2048  # connections that wait to be accepted
 

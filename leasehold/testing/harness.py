@@ -121,12 +121,12 @@ class TestApp:
         later time stay.
 
         Raises TimeoutError, which names the work that is left, or the point of `die_at` that no worker reached. Call
-        `drain` outside of an event loop; inside, call `adrain`.
+        `drain` outside of an event loop. Inside an event loop, call `adrain`.
         """
         self._server.portal.call(self._drain(timeout))
 
     async def adrain(self, timeout: float = 30.0) -> None:
-        """As `drain`, in an event loop."""
+        """The same as `drain`, for code in an event loop."""
         await self._server.portal.acall(self._drain(timeout))
 
     async def _drain(self, timeout: float) -> None:
@@ -218,9 +218,9 @@ class TestApp:
         """Let the next `drain` begin with a worker process that is killed at `point`, and then run another worker.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
-        `commit.NAME`: a transaction has committed; NAME names it (leasehold/db/commit_points.py). `point` may also be
-        any other failpoint of leasehold/runtime/failpoints.py. Raises DeclarationError for an unknown failpoint. The
-        worker process imports the app, so the app must be a module-level variable.
+        `commit.NAME`: the transaction NAME has committed (leasehold/db/commit_points.py). `point` may also be any other
+        failpoint of leasehold/runtime/failpoints.py. Raises DeclarationError for an unknown failpoint. The worker
+        process imports the app, so the app must be a module-level variable.
         """
         failpoints.check(point)
         self._death_point = point
@@ -292,7 +292,7 @@ def _failing_in_loop(handler: Callable[..., Any], raise_next: Callable[[], None]
 
 
 def _failing_in_thread(function: Callable[..., Any], raise_next: Callable[[], None]) -> Callable[..., Any]:
-    """As `_failing_in_loop`, for a function that runs in a thread."""
+    """The same as `_failing_in_loop`, for a function that runs in a thread."""
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise_next()
@@ -308,8 +308,8 @@ def _raise_next(errors: list[BaseException]) -> None:
 
 
 def _raise_next_of(task: Task[..., Any], errors: list[BaseException]) -> None:
-    """As `_raise_next`, but first convert the error as the task's own handler does. The error becomes Permanent if the
-    task's `Retry(never=...)` names it. In a workflow, `final_error` converts it.
+    """Do the same as `_raise_next`, but first convert the error as the task's own handler does. The error becomes
+    Permanent if the task's `Retry(never=...)` names it. In a workflow, `final_error` converts it.
     """
     if not task.runnable.is_workflow:
         with FinalErrors(task.terms.retry.never):

@@ -23,7 +23,7 @@ RETURNING secrets, created_at
 
 
 async def secrets(connection: Connection, tenant_id: str, make_sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's sealed secrets. If the tenant has no secret, write a first one, which `make_sealed` returns."""
+    """The tenant's sealed secrets. If the tenant has no secret, write the first secret, which `make_sealed` returns."""
     row = await find(connection, tenant_id)
     if row is None:
         await connection.execute(

@@ -46,7 +46,7 @@ class Directories:
         """Make a directory for a speculative execution of `step`, a later step that the attempt with `lease` starts
         before its own outcome is committed. `files` are in the directory of that attempt. This directory is removed
         when the attempt ends, so the new directory gets hard links to the files. Returns the new directory and the
-        links. Raises OSError; in this case the new directory is removed again.
+        links. Raises OSError. Then the new directory is removed again.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}
@@ -80,7 +80,7 @@ class Directories:
 
 
 def remove_later(directory: Path) -> None:
-    """Remove the directory in a thread; nobody waits for it."""
+    """Remove the directory in a thread. Nobody waits for the removal."""
     asyncio.get_running_loop().run_in_executor(None, partial(shutil.rmtree, directory, ignore_errors=True))
 
 

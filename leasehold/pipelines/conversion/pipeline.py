@@ -1,9 +1,9 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
-`references` (a tar archive of the reference images; if there are none, an empty file). Each step has the name of the
-model that it writes: `onnx` (optimised), `bie` (int8) and `nef` (packaged). The last two names are the chip vendor's.
-Every step also writes a report.
+`references` (a tar archive of the reference images, or an empty file if there are no images). Each step has the name of
+the model that it writes: `onnx` (optimised), `bie` (int8) and `nef` (packaged). The last two names are the chip
+vendor's. Every step also writes a report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.pipelines.conversion.signing import sign_package
 
 #: The number of the vendor's chip.
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
-#: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
+#: `open` runs on every worker. `kneron` runs only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
 #: The prefix of the backups of objects that promotions replace, in the installation's store. The key of a backup is
 #: `promotions/CALL/NUMBER`, where CALL is the id of the promote call.
@@ -121,7 +121,8 @@ CONVERSION = Kind(
     # Earlier releases did not record the bytes of reference images.
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint"
     " + coalesce((input ->> 'ref_images_bytes')::bigint, 0)), 0) FROM conversion WHERE tenant_id = $1",
-    # For `leasehold doctor --reconcile`. promotion/copying.py writes these objects.
+    # For `leasehold doctor --reconcile`. promotion/copying.py writes these objects. The backup of a key is needed only
+    # while a promote call is writing this key, which the column `turn` shows.
     objects=NamedObjects(
         prefix=BACKUPS,
         pattern=BACKUPS + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+",

@@ -37,6 +37,7 @@ class ProviderContext:
         Raises NoAccess `unknown_provider` (the installation no longer has this provider), `credential_unreadable` or
         `credential_missing`.
         """
+        # `measured` counts and times the requests to the provider.
         return measured(self.providers[params.provider]), self._credential(params)
 
     def _credential(self, params: GenerationParams) -> str:

@@ -109,7 +109,7 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: The values that `before` and `walked` of the progress get once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: This attempt acts on those jobs in `left` of the progress whose pipelines are in this set. For each of these
+        #: This attempt acts on a job in `left` of the progress if the job's pipeline is in this set. For each of these
         #: pipelines, this process has the code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
@@ -172,7 +172,7 @@ class _OperationAttempt:
             job_filter = parse(operation.filter, operation.at)
         except Invalid as error:  # a newer release accepted the filter, and this release cannot read it
             raise Permanent(error.code, error.message) from None
-        # `owned`: the pipelines that belong to a kind of work; `others`: the pipelines that belong to none.
+        # `owned`: the pipelines that belong to a kind of work. `others`: the pipelines that belong to no kind.
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
         return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)

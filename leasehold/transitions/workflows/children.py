@@ -152,7 +152,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
     is woken once, even if several of its runs have ended. Returns a hint for each workflow.
     """
 
-    # `run_units` passes None first; after an error it passes each locked job alone.
+    # `run_units` passes None first. After an error, it passes each locked job alone.
     async def take(only_job: object | None) -> list[UUID]:
         return [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit, only_job)]
 
@@ -225,9 +225,9 @@ async def close_calls(connection: Connection, limit: int = 5000) -> bool:
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement], bool]:
     """Request the cancel of at most `limit` runs whose workflow has ended without success, or is being cancelled.
-    Detached runs go on: their rows in the journal are `done`. Returns the runs that have ended immediately; the hints
-    of the cancelled runs that are workflows (messages that tell workers of due tasks); and whether more runs may have
-    to be cancelled.
+    Detached runs go on: their rows in the journal are `done`. Returns three values. The first has the runs that have
+    ended immediately. The second has the hints (messages that tell workers of due tasks) of the cancelled runs that are
+    workflows. The third is whether more runs may have to be cancelled.
     """
     ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -1,9 +1,9 @@
 """The steps of the toolchain of the vendor Kneron. They call the vendor's package `ktc` as its public manual says. The
 vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
 
-**The package exists only in the vendor's container image.** So the tests run only against a double that records the
-documented calls. The vendor's tools start other programs. So in a worker of such an image, the sandbox (which confines
-the worker's child processes) must be configured to allow these programs.
+**The package exists only in the vendor's container image.** So the tests use a replacement of the package, which
+records the documented calls. The vendor's tools start other programs. So in a worker of such an image, the sandbox
+(which confines the worker's child processes) must be configured to allow these programs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
 _OLD_OPSET = 11  # models of an older opset go through the vendor's converter from ONNX 1.4 to 1.6
 _MAX_REPORT_CHARACTERS = 10_000  # the most characters of the vendor's evaluation that our report quotes
-#: The threads of the vendor's analyser. It gets only one, because each thread needs more memory, and the analyser
-#: aborts if memory is short.
+#: The threads of the vendor's analyser. The analyser gets only one thread, because each thread needs more memory, and
+#: the analyser aborts if memory is short.
 _THREADS = 1
 
 

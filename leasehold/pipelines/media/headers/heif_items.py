@@ -1,4 +1,6 @@
-"""Reads the items of a HEIF file: their kinds, properties and references, and the positions of their bytes."""
+"""Reads the items of a HEIF file: their kinds, properties and references, and the positions of their bytes. A box
+(`Box`) is a part of the file, with a kind and a content.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def top_boxes(data: bytes) -> list[Box]:
 def read_items(data: bytes, outer_boxes: list[Box], *, may_share_bytes: bool = False) -> Items:
     """Read the items. `outer_boxes`: from `top_boxes`. `may_share_bytes`: several items may have the same pieces.
 
-    Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
+    Raises Permanent `corrupt_image` or `unsupported_format`. Raises struct.error or IndexError if the file ends too
+    early.
     """
     meta = _meta_boxes(data, outer_boxes)
     items = _list_items(data, meta[b"iinf"])
