@@ -243,7 +243,7 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         detail = "does not answer" if is_away else type(error).__name__
         if is_away:
             # If the store answers too late, the error is a TimeoutError, as for the database. Only `name` shows which
-            # of the two is meant.
+            # of the two servers did not answer.
             outage = STORE if isinstance(error, StoreError) or name == "store" else DATABASE
             outage.record_error(error, "readiness")
         else:

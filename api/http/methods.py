@@ -1,5 +1,5 @@
-"""Corrects the `Allow` header of a 405. Several routes may have one address, and the framework names only the methods
-of the first route. Also corrects a 404 that should be a 405.
+"""Corrects the `Allow` header of a 405. Several routes may have the same address, and the framework names only the
+methods of the first route. Also corrects a 404 that should be a 405.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Methods:
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
-        """The methods of the address. Empty: no route has this address. A literal path counts before a pattern that
-        matches it. For example, `/v1/runs/batch` is not the run with the id `batch`.
+        """The methods of the address. The set is empty if no route has this address. If routes have this literal path,
+        a pattern that matches it does not count. For example, `/v1/runs/batch` is not the run with the id `batch`.
         """
         if path in self._by_literal_path:
             return self._by_literal_path[path]

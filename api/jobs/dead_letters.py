@@ -186,8 +186,8 @@ class _Replays:
     """What a bulk replay has done. `replayed`: for each replayed job, its effects (the hints and limits that
     `publish_run_effects` needs). `refused`: the refusals as JSON. `limit_headers`: the RateLimit headers.
 
-    `left`: if a limit was full or the time was over, the JSON about the jobs that were not tried or met the limit. It
-    has their number (`jobs`), and the reason (`code` and `detail`). None: no job is left.
+    `left`: JSON about the jobs that are left because a limit was full or the time was over. It has their number
+    (`jobs`), and the reason (`code` and `detail`). None: no job is left.
     """
 
     replayed: list[CreatedRun] = field(default_factory=list)

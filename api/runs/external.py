@@ -43,8 +43,9 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: The UUID namespace for the owners of leases. An owner is computed from the tenant and the worker's id, so two tenants
 #: may use the same worker id.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: This number has no effect: `LeaseTerms` has this field, but `claim_due` does not read it. LEASEHOLD_MAX_LOSSES bounds
-#: how many attempts of a task may be lost before the sweeper (a maintenance loop of the workers) fails the task.
+#: This number has no effect, because `claim_due` does not read the field `max_losses` of LeaseTerms.
+#: LEASEHOLD_MAX_LOSSES bounds how many attempts of a task may be lost before the sweeper (a maintenance loop of the
+#: workers) fails the task.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")

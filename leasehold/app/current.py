@@ -1,4 +1,4 @@
-"""`current()`: the attempt that runs the calling code. With it a task's function needs no parameter for the attempt."""
+"""`current()` returns the attempt that runs the calling code. So a task's function needs no parameter for this."""
 
 from __future__ import annotations
 

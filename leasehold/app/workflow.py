@@ -1,4 +1,4 @@
-"""`Workflow`: a function that was declared with `@app.workflow`. Its code calls a `Context`."""
+"""`Workflow`: a function that was declared with `@app.workflow`. Its code calls the methods of a `Context`."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ async def _problem(environment: Mapping[str, str]) -> str | None:
     text = errors.decode(errors="replace").strip()
     if "\0" in text:  # _CHECK_PROGRAM has written the error's sentence
         return text.rpartition("\0")[2]
-    # Another error: its sentence is the last line of the traceback. A process that was killed has written nothing.
+    # For any other error, the sentence is the last line of the traceback. A process that was killed has written
+    # nothing.
     return text.rpartition("\n")[2] or f"the process that loads it: {describe_exit(process.returncode or 0)}"
 
 

@@ -402,7 +402,7 @@ def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     the queue whose oldest task has waited longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()  # sort -> how many queues of this sort have a key already
-    keys: dict[str, tuple[bool, bool, int, bool]] = {}
+    keys: dict[str, tuple[bool, bool, int, bool]] = {}  # queue -> its place in the order: smaller keys come first
     for row in sorted(queues, key=lambda row: -row["oldest"]):
         is_external, is_idle, is_unserved = sort = _is_external(row), row["due"] == 0, row["workers"] == 0
         keys[row["queue"]] = (is_external, is_idle, turns[sort], is_unserved)

@@ -90,8 +90,8 @@ class UnknownOrders:
     attempt knows that nothing was ordered, because this member alone makes the order an unknown order, whatever the
     job's error is.
 
-    `codes`: error codes of such jobs that few other jobs have. The console's Overview searches for jobs with these
-    codes separately, so that many other failures do not hide them.
+    `codes`: error codes that such jobs may have, and that few other jobs have. The console's Overview searches for jobs
+    with these codes separately, so that many other failures do not hide them.
 
     `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with which `step`
     succeeds. Another step must need `step`, and goes on with this value. (In a cancelled or expired job no step goes

@@ -63,11 +63,11 @@ _OF_SUBJECT = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY p.tenant_id
 """
 
-# $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
-# because an OpenID provider may give an old address to a new person. Then the login of the person who signs in later
-# gets a suffix, which is the end of the row's id. `excluded.login` is the login that the INSERT would have written. It
-# is `$5` if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the
-# existing row. With a suffix from $1, which is new at each sign-in, the login would change each time.
+# $1 to $7: the id, tenant, issuer, subject, login, name and scopes of the row. Two people of a tenant may have the same
+# login, because an OpenID provider may give an old address to a new person. Then the login of the person who signs in
+# later gets a suffix, which is the end of the row's id. `excluded.login` is the login that the INSERT would have
+# written. It is `$5` if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id
+# of the existing row. With a suffix from $1, which is new at each sign-in, the login would change each time.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -145,7 +145,8 @@ async def record_sign_in(
     connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], max_people: int
 ) -> list[Row]:
     """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
-    other tenants the person loses the scopes, and the person's sessions end. `max_people`: the most people of a tenant.
+    other tenants the person loses the scopes, and the person's sessions end. `max_people`: a tenant may have at most
+    this many people.
 
     If a tenant has no room, a new person gets no row there, but gets the rows of the other tenants. Raises Conflict
     `too_many_people`, after the commit, if this sign-in has written no row.
@@ -246,6 +247,6 @@ def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
 
 async def forget(connection: Connection, days: int, limit: int = 1000) -> bool:
     """Delete at most `limit` rows of people who have not signed in for `days` days. Rows that an admin has changed
-    stay. Returns whether more rows may be due.
+    stay. Returns whether more rows may have to be deleted.
     """
     return row_count(await connection.execute(_FORGET, days, limit)) >= limit

@@ -1,6 +1,6 @@
 """Decides whether isolated steps may run on this machine. This depends on LEASEHOLD_ISOLATION, and on the fences that
-the kernel offers. A fence keeps a child process from something, such as the network. Isolated steps are those that
-parse clients' bytes in child processes. A worker calls `may_serve` at its start, `leasehold doctor` calls `check`.
+the kernel offers. A fence keeps a child process from something, such as the network. Isolated steps parse clients'
+bytes in child processes. A worker calls `may_serve` at its start, and `leasehold doctor` calls `check`.
 """
 
 from __future__ import annotations

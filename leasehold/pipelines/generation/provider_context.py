@@ -31,8 +31,8 @@ class ProviderContext:
     sealing: Sealing
 
     def access(self, params: GenerationParams) -> tuple[Provider, str]:
-        """The provider of the order, and the client's credential. If the client sent no credential, it is the
-        installation's.
+        """The provider of the order, and the client's credential. If the client sent no credential, the installation's
+        credential takes its place.
 
         Raises NoAccess `unknown_provider` (the installation no longer has this provider), `credential_unreadable` or
         `credential_missing`.

@@ -180,9 +180,9 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. First come the left jobs that this attempt may take (`_pipelines_to_take`). Then come the
-        targets of the walk. Busy jobs (another transaction held them) are tried again when they fill a batch, or when
-        the walk has no more targets.
+        """The next batch. First come the jobs in `left` that this attempt may take (`_pipelines_to_take`). Then come
+        the targets of the walk. Busy jobs (another transaction held them) are tried again when they fill a batch, or
+        when the walk has no more targets.
 
         Returns None if no job remains except those that are left to other workers, or if `_MAX_LEFT` jobs are left.
         """
@@ -306,7 +306,7 @@ class _OperationAttempt:
 
     def _left_after(self, batch: _Batch, outcome: Outcome) -> list[Left]:
         """The jobs that the operation must leave to workers with their code."""
-        job_ids: dict[tuple[str, str], list[UUID]] = {}
+        job_ids: dict[tuple[str, str], list[UUID]] = {}  # (handler, tenant) -> the jobs to leave
         in_batch = set(batch.job_ids)
         for left in self._progress.left:
             job_ids[left.handler, left.tenant_id] = [job_id for job_id in left.job_ids if job_id not in in_batch]

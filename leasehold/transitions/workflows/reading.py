@@ -192,6 +192,8 @@ class Reading:
 async def read_each(connection: Connection, readings: Sequence[Reading]) -> list[Journal | None]:
     """The journals, in the order of `readings`. An element is None if the lease is not valid."""
     journals: list[Journal | None] = [None] * len(readings)
+    # One statement reads all readings without `places`, and another statement the readings with `places`. `nth` of a
+    # row is the position of its lease in the statement's arrays, and begins at 1.
     short_indexes = [index for index, reading in enumerate(readings) if reading.places is None]
     if short_indexes:
         leases = lease_columns([readings[index].lease for index in short_indexes])

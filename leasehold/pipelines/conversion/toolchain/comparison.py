@@ -39,7 +39,7 @@ class Comparison:
         self._outputs: dict[str, _OutputComparison] = {}
 
     def add(self, reference: Tensors, answer: Tensors) -> None:
-        """Add the answers of both models to one sample."""
+        """Add one sample. `reference` and `answer`: what the two models answered to it."""
         for name, expected in reference.items():
             self._outputs.setdefault(name, _OutputComparison()).add(expected, answer[name])
 
@@ -54,6 +54,8 @@ class _OutputComparison:
     def __init__(self) -> None:
         self._top1_equal: list[bool] = []
         self._is_infinite = False
+        # Over all values: the sums of the squares of the reference and of the answer, of their products, and of the
+        # squared errors; and the largest error.
         self._signal = self._answer_power = self._product = self._noise = self._max_error = 0.0
 
     def add(self, expected: np.ndarray[Any, Any], answer: np.ndarray[Any, Any]) -> None:
@@ -133,7 +135,7 @@ class Description:
         self._samples: dict[str, list[tuple[float, float, float]]] = {}
 
     def add(self, answer: Tensors) -> None:
-        """Add the model's answer to one sample."""
+        """Add one sample. `answer`: what the model answered to it."""
         for name, values in answer.items():
             samples = self._samples.setdefault(name, [])
             if values.size:
