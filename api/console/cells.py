@@ -22,7 +22,7 @@ from leasehold.db.cell_reads import MAX_COUNTED
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
-#: Seconds for which all requests share the loads of the cells.
+#: The loads of the cells are read once for all requests that come within this many seconds.
 _SHARED_SECONDS = 2.0
 
 

@@ -125,8 +125,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
-    """How many things the job has beyond the `shown` things. The text has a `+` if `at_most` things were read, because
-    there may be more. None: the page shows all things.
+    """How many things the job has beyond the first `shown` things, as text. The text ends in `+` if `at_most` things
+    were read, because the job may have more. Returns None if the page shows all things.
     """
     if len(things) <= shown:
         return None
@@ -313,8 +313,8 @@ async def _answer_conflict(
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    """Retry the job. Refuse this if the job has changed since the page with the form was made, because the person
-    decided about an earlier state. For example, somebody else has retried the job, and it has failed again.
+    """Retry the job. Refuse the retry if the job has changed since the page with the form was made, because the person
+    decided about an earlier state. For example, somebody else may have retried the job, and it has failed again.
 
     `seen`, a field of the form: the number of the job's last event when the page was made.
     """
@@ -355,7 +355,7 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
     max_depth = services.settings.json_max_depth
     payload = payload_of(inputs_of(schema), form, max_depth)
-    problem = refusal(orjson.dumps(payload), max_depth)  # in the payload, a field's JSON is one level deeper
+    problem = refusal(orjson.dumps(payload), max_depth)  # checked as a whole: in it, a field's JSON is one level deeper
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)

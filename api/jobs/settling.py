@@ -1,6 +1,7 @@
 """Settles the order of a job that has ended. An order is a step's request to a provider; here its outcome is unknown. A
-person decides: adopt the order, order again, or give up the order. A cancelled or expired job does not run again, so an
-order that it adopts is withdrawn at the provider. The endpoints in `unsettled` and the console call `settle`.
+person decides what happens: adopt the order, order again, or give up the order. A cancelled or expired job does not run
+again, so an order that such a job adopts is withdrawn at the provider. The endpoints in `unsettled` and the console
+call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -61,9 +62,9 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
 async def _find_holders(
     services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, ref: str
 ) -> Sequence[Mapping[str, Any]]:
-    """The parameters of the other jobs whose step got the order as its answer. The search may read thousands of rows.
-    So call this before the transaction locks the job, and before it locks the rates, for which other submissions wait.
-    Raises Invalid if the order cannot be adopted.
+    """The parameters of the other jobs whose step got the order as the provider's answer. The search may read thousands
+    of rows. So call this before the transaction locks the job, and before it locks the rates, for which other
+    submissions wait. Raises Invalid if the order cannot be adopted.
     """
     if orders.holders is None or not orders.is_of_installation(access.row["params"]):
         return ()
@@ -166,7 +167,7 @@ async def _adopt_or_repeat(
     else:
         await resolving.forget_note(connection, step)  # without the note, the step orders again
     effects = await revive(services.actions, connection, access.target, None)  # None: only a run has a template
-    if effects is None:  # roll back the settlement
+    if effects is None:  # the error rolls back the settlement
         raise _nothing_to_settle(access)
     return effects
 
@@ -180,8 +181,8 @@ async def _withdraw_adopted(
     body: SettleRequest,
 ) -> CreatedRun:
     """Record the adopted order of a cancelled or expired job. Then let the kind withdraw this order at the provider.
-    The kind does the same when it already knows the order's id at the time of the cancel or the expiry. Raises Conflict
-    if the job cannot adopt the order, or cannot adopt it now.
+    (If the order's id is known when a job is cancelled or expires, the kind withdraws the order then, without a
+    person.) Raises Conflict if the job cannot adopt an order.
     """
     after_adoption = access.kind.operations.after_adoption
     if body.ref is None or after_adoption is None:

@@ -55,9 +55,9 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
-#: How many URLs are checked at once, of all tenants together and of one tenant. A check waits up to half a minute for a
-#: silent name server. The process resolves at most 32 names at once (security/egress.py), so eight stay free for the
-#: OpenID provider.
+#: How many URLs are checked at once: those of all tenants together, and those of one tenant. A check waits up to half a
+#: minute for a silent name server. The process resolves at most 32 names at once (security/egress.py), so eight stay
+#: free for the OpenID provider.
 _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 
@@ -128,8 +128,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             # whether the database is up. Without this option, only calls of /readyz would record it.
             exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
         )
-        # A worker resigns when it deletes its row. This process has no row that shows others when it has ended, so it
-        # resigns here.
+        # Only one process of the installation, the leader, exports the metrics. A worker gives up this lead when it
+        # deletes its row in PostgreSQL. An API process has no such row, so it gives up the lead here.
         stack.push_async_callback(exporter.resign)
         exporter_task = asyncio.create_task(exporter.run())
         stack.push_async_callback(cancel_and_wait, exporter_task)

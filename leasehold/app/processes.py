@@ -1,4 +1,6 @@
-"""The pool of processes in which a worker runs `process=True` tasks. A process runs one call after another."""
+"""The pool of processes in which a worker runs `process=True` tasks. A process runs one call after another. The worker
+and a process exchange frames (messages, process_frames.py) over a socket.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from leasehold.telemetry import child_logs
 if TYPE_CHECKING:
     from leasehold.settings import Settings
 
-#: Seconds for which a call waits for a process. After this time its attempt snoozes, which means that it ends and a
-#: later attempt runs the task.
+#: Seconds for which a call waits for a process. After this time the attempt of the call ends with a snooze, which means
+#: that a later attempt runs the task.
 WAIT_SECONDS = 5.0
 #: Seconds between two checks whether the run of a call was cancelled.
 _CHECK_SECONDS = 0.2
@@ -47,7 +49,7 @@ class Process:
     @classmethod
     async def start(cls) -> Process:
         """Start a child process. Raises NoneForked if the machine has no room for a process. The worker then snoozes
-        the task, and charges it with nothing.
+        the task, and counts no failure.
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 
@@ -77,9 +79,9 @@ class Process:
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
         """Run the call, and return its last frame. `on_frame` gets each frame between BEGUN and the last frame. Frames
-        of earlier calls are dropped. They can come because the functions of these calls may have left threads behind.
-        If the process ends before the user's code begins, raises NoneForked; after that, ChildCrashed. The import of
-        the task's module is user's code, too.
+        of earlier calls are dropped. Such frames can come because the functions of these calls may have left threads
+        behind. Raises NoneForked if the process ends before the user's code begins, and ChildCrashed if it ends later.
+        The import of the task's module counts as the user's code.
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 
@@ -128,8 +130,8 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:
-        """Reserve one of the pool's processes for one `run` in the block. Yields False if no process became free within
-        WAIT_SECONDS.
+        """Reserve one of the pool's processes for one `run` in the block. Yields True then. Yields False if no process
+        became free within WAIT_SECONDS.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -159,7 +161,7 @@ class Processes:
         finally:
             try:
                 await cancel_and_wait(watch_task)
-            finally:  # also if the current task is cancelled meanwhile
+            finally:  # also if the current asyncio task is cancelled while it waits here
                 if is_reusable:
                     self._idle_processes.append(process)
                 else:

@@ -1,4 +1,4 @@
-"""Writes the runs of submitted calls to PostgreSQL, on the app's own connection or on one that the user gives."""
+"""Writes the runs of submitted calls to PostgreSQL, on the app's own connection or on a connection of the user."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _ACCEPTED = 202  # the HTTP status that is stored with a key, as the API stores 
 
 @dataclass(slots=True)
 class Written:
-    """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`
-    (messages that tell workers of due tasks). The caller also admits the runs that wait at the concurrency limits
-    `limits`, which means to start those for which the limits have room.
+    """The runs that were written. `ids`: the ids of the runs, in the order of the calls. After the commit the caller
+    publishes `hints` (messages that tell workers of due tasks). `limits`: concurrency limits at which some of the runs
+    wait. After the commit the caller also calls `admit` for these limits, which starts as many of the waiting runs as
+    the limits have room for.
     """
 
     ids: list[UUID] = field(default_factory=list)
@@ -48,7 +49,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
 
     The steps:
     - Leave out calls whose Celery id a run has already.
-    - Sort the calls into debounced calls, calls with a key, and others.
+    - Divide the calls into debounced calls, calls with a key, and all others.
     - Reserve each key. A new key gets one run. All calls with the key get the id of the key's run.
     - Merge debounced calls with runs that wait.
     - Write all new runs together.
@@ -142,7 +143,7 @@ async def _write_debounced(
     now: datetime,
 ) -> list[NewRun]:
     """Debounce the calls, and set their ids in `written`. Calls with the same debounce key become one run, with the id
-    of the first call and the arguments of the last call.
+    of the first call and the arguments of the last call. `indexes_by_key`: for each key, the indexes of its calls.
 
     If a run with the key waits already, that run gets the last call's arguments, and its delay begins again. All other
     runs are new. This function returns them, and the caller must write them.

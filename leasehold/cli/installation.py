@@ -71,9 +71,10 @@ class Installation:
     """`async with Installation(...)`: the installation serves inside the block. At its end, everything that it started
     is stopped.
 
-    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
-    are embedded. A PostgreSQL that only the environment or `.env` names is not used. `patient`: wait about 8 s for the
-    embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
+    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; all other servers
+    are embedded. A PostgreSQL that only the environment or `.env` names is not used. `data`: the directory of the
+    embedded servers' data; None: a temporary one. `patient`: wait about 8 s for the embedded RabbitMQ. Otherwise
+    RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Installation:
         return self
 
     def _configured_late_rabbitmq(self) -> RabbitMQ | None:
-        """The embedded RabbitMQ that will start after the other parts. None: RabbitMQ runs already, or is absent."""
+        """The embedded RabbitMQ that will start after the other parts. Returns None if RabbitMQ runs already, or if
+        there is none to start.
+        """
         if self._late_rabbitmq is None:
             return None
         rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)

@@ -31,7 +31,7 @@ async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256:
     content = bytearray()
     async with store.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
         check_answer(answer)
-        async for piece in answer.aiter_raw():  # not unpacked, because a small answer could unpack to a huge one
+        async for piece in answer.aiter_raw():  # not decompressed, because a small answer could become a huge one
             content += piece
             if len(content) > size:
                 raise OtherBytes("the store sent more bytes than were stored")

@@ -1,5 +1,5 @@
-"""Reads the load of this cell (one installation of several that share the tenants), and which tenants and jobs the cell
-has. The API gives the answers to operators, who may ask from other cells, too.
+"""Reads the load of this cell, and which tenants and jobs the cell has. A cell is one of several installations, each of
+which has a part of the tenants. The API gives the answers to operators, who may ask from other cells, too.
 
 Each statement reads a bounded number of rows, however many jobs there are.
 """
@@ -15,11 +15,12 @@ from leasehold.db.task_lines import lines_of_all_queues
 #: Due tasks, running tasks, failed steps and tenants are counted up to this number.
 MAX_COUNTED = 1000
 
-# One row of counts, each up to $1. $2: a worker is silent after this many seconds without a heartbeat. `line`: the
-# waiting tasks of one queue, priority and tenant (task_lines.py). `share`: at most `max_tasks` of each line are
-# counted, about $1 in all lines together. `due_tasks`: for each line, how many tasks could start now (`n`), and when
-# the oldest of them became due. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The recursive
-# CTEs jump through an index from one value to the next, and `nth` counts the values.
+# Returns one row with the numbers that `load` describes. Tasks, steps and tenants are counted up to about $1. A worker
+# counts as living if it had a heartbeat within the last $2 seconds. `line` has a row for each queue, priority and
+# tenant with waiting tasks (task_lines.py). `share.max_tasks`: at most this many tasks of each line are counted, so
+# that all lines together count about $1 tasks. `due_tasks`: for each line, how many tasks could start now (`n`), and
+# when the oldest of them became due. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The
+# recursive CTEs jump through an index from one value to the next, and `nth` counts the values.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE {lines_of_all_queues("$1")}, share AS (
@@ -69,10 +70,10 @@ SELECT (SELECT coalesce(sum(n), 0)::int FROM due_tasks) AS due,
 
 async def load(connection: Connection, silent_seconds: float) -> Row:
     """The load of the cell. `due`: tasks that could start now, without those of paused queues. `has_more`: there may be
-    more due tasks. `oldest_seconds`: how long the oldest due task has waited; None: none waits. `running`: running
+    more due tasks. `oldest_seconds`: how long the oldest due task has waited; None: no task is due. `running`: running
     tasks. `failed`: steps that failed for good within the last hour. `tenants`: tenants with jobs, without those that
-    have moved away. `workers`, `versions`: the number and the versions of the workers that have had a heartbeat
-    within `silent_seconds`. `moving`: tenants that are on their way to another cell.
+    have moved away. `workers`, `versions`: the number and the versions of the workers that have had a heartbeat within
+    `silent_seconds`. `moving`: tenants that are on their way to another cell.
 
     Tasks, steps and tenants are counted up to MAX_COUNTED.
     """

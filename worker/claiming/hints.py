@@ -1,6 +1,6 @@
-"""Keeps the hints (messages that a task may be due) that a slot pool has received, by tenant, until the pool claims
-their tasks. A hint waits here unacknowledged until its tenant may take a slot. When the worker stops, the broker
-redelivers the waiting hints to other workers.
+"""Keeps the hints (messages that a task may be due) that a slot pool has received, for each tenant separately. A hint
+waits here, unacknowledged, until its tenant may take a slot and the pool claims the hint's task. When the worker stops,
+the broker redelivers the waiting hints to other workers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from uuid import UUID
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: The most tenants with hints that are compared for a slot. They are the first ones in line. The tenant that gets the
-#: slot moves to the end of the line, so that all tenants have their turn.
+#: The tenants with hints stand in line. For each free slot, at most this many tenants are compared, from the front of
+#: the line. The tenant that gets the slot moves to the end of the line, so that all tenants have their turn.
 _MAX_COMPARED = 32
 
 
 class Hints:
-    """The slot pool adds each delivery and takes the next one for each free slot."""
+    """The waiting hints. The slot pool adds each hint (a delivery of the broker), and takes one hint for each free
+    slot.
+    """
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._waiting: dict[str, deque[Delivery]] = {}  # by tenant, in the order of the tenants' turns
+        self._waiting: dict[str, deque[Delivery]] = {}  # tenant -> its hints; the order of the tenants is the line
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -51,8 +53,8 @@ class Hints:
         self._waiting.clear()
 
     def take(self) -> Delivery | None:
-        """The next hint of the tenant that runs the fewest steps, among the tenants that may take a slot. None: no
-        tenant with a hint may take a slot.
+        """The next hint of the tenant that runs the fewest steps, among the tenants that may take a slot. Returns None
+        if no tenant with a hint may take a slot.
         """
         tenant = self._next_tenant()
         if tenant is None:
@@ -76,8 +78,8 @@ class Hints:
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
         """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places. This
-        compares the first _MAX_COMPARED tenants in line.
+        `tenant` should go to the other tenant. If the other tenant ran only one step fewer, the two tenants would only
+        change places. Only the first _MAX_COMPARED tenants in line are compared.
         """
         at_most = self._shares.running(tenant) - 2
         if at_most < 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):

@@ -33,8 +33,8 @@ from leasehold.settings import Settings
 WINDOW = 500
 #: When RabbitMQ refuses a hint, the publisher replaces the channel, if the channel has been open for at least this many
 #: seconds. A replacement within a minute of the last one doubles this time, up to ten seconds. Replacements must be
-#: rare, because each delays the hints of all queues. RabbitMQ may refuse hints for a long time, for example because
-#: somebody gave a queue a maximum length.
+#: rare, because each replacement delays the hints of all queues. RabbitMQ may refuse hints for a long time, for example
+#: because somebody gave a queue a maximum length.
 _REFUSED_SECONDS = 0.5
 #: After a failed declare, the publisher pauses before it declares this queue again, because all hints of a batch wait
 #: for the declare, for up to RPC_SECONDS. With the pauses, failed declares of a queue take at most _DECLARE_SHARE of
@@ -52,7 +52,7 @@ class _Session:
     ) -> None:
         self.connection = connection
         self.declared_queues: set[str] = set()
-        self.declare_due_at: dict[str, float] = {}  # failed queue -> when to declare it again
+        self.declare_due_at: dict[str, float] = {}  # queue whose declare failed -> when to try again
         self.opened_at = monotonic()
         self.is_given_up = asyncio.Event()  # when it is set, the publisher replaces the channel
         self._channel = channel
@@ -82,7 +82,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """An encoded hint. `queue`: the queue's name on the broker."""
+    """An encoded hint. `queue`: the queue's name on the broker. `frames`: the AMQP frames that publish `body`."""
 
     queue: str
     body: bytes
@@ -98,14 +98,16 @@ class Publisher:
         self._session: _Session | None = None
         self._patience_with_refusals = Patience(_REFUSED_SECONDS)
         self.link = Link(settings, "publish", self._serve)
-        self.unroutable = 0
+        self.unroutable = 0  # how many messages RabbitMQ has returned
 
     @property
     def ready(self) -> bool:
         return self._session is not None
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """For each hint, whether the broker confirmed it. Raises only CancelledError, if this task is cancelled."""
+        """For each hint, whether the broker confirmed it. Raises no error except CancelledError, when the caller's
+        asyncio task is cancelled.
+        """
         check_nothing_held("the broker")  # the broker may be slow, so the caller must hold no database connection
         confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
@@ -120,8 +122,8 @@ class Publisher:
             return [False] * len(hints)
         names = [self._topology.name_of(hint.queue, hint.band) for hint in hints]
         try:
-            # Wait for the end of an alarm. Meanwhile RabbitMQ reads nothing from publishers, and messages would pile
-            # up.
+            # If RabbitMQ has an alarm (it lacks memory or disk), wait until the alarm ends. During an alarm RabbitMQ
+            # reads nothing from publishers, so messages would pile up.
             async with answered_within(self._timeout):
                 await session.connection.ready()
         except Exception:  # noqa: BLE001 - any error means that no hint is confirmed

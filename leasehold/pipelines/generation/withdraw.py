@@ -1,8 +1,9 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
-The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
-lost. At the deadline, the generation's own step `poll` cancels the order. If the provider cannot be asked then, or does
-not answer, the step submits this job. Housekeeping submits this job for an expired generation.
+A job of this pipeline is a withdrawal. The API submits a withdrawal in the transaction that cancels the generation, so
+that the request to the provider cannot be lost. At the deadline, the generation's own step `poll` cancels the order. If
+the provider cannot be asked then, or does not answer, `poll` submits a withdrawal. For an expired generation,
+housekeeping (a maintenance loop of the workers) submits a withdrawal.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:
         generation = await generations.withdrawn(connection, params.job_id, attempt.tenant_id, attempt.job_id)
-    if generation is None:
+    if generation is None:  # also: no order of the generation is known
         return {"stopped": False, "because": "the generation is deleted"}
     if generation.job_status not in JOB_TERMINAL:
         return Snooze(_CHECK_AGAIN)
@@ -52,7 +53,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         # `cancel` needs the description of the order, which must have a deadline. Give it the shortest deadline, one
         # second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
-    except (NoAccess, OutcomeUnknown) as error:  # the order goes on, and costs money
+    except (NoAccess, OutcomeUnknown) as error:  # try again, because the order may go on, and cost money
         raise Retryable(error.message, code=error.code) from None
     except Rejected as error:
         raise Permanent(error.code, error.message) from None

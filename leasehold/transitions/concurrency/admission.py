@@ -1,4 +1,4 @@
-"""`admit` admits jobs that wait at concurrency limits: as many as the limits have room for.
+"""`admit` admits jobs that wait at concurrency limits, as many as the limits have room for.
 
 The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted. A job is `held` while
 it waits for one of its limits.
@@ -26,9 +26,10 @@ from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_unit
 
 log = structlog.get_logger(__name__)
 
-#: The most jobs that one batch reads.
+#: `admit` works in batches. A batch reads at most this many waiting jobs.
 _MAX_BATCH = 500
-#: After jobs have ended, the first batch reads at least this many jobs. There is seldom room for more than a few.
+#: If the caller knows which jobs have ended, the first batch reads twice as many waiting jobs as have ended, but at
+#: least this many. The batch is small, because there is seldom room for more than a few jobs.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
 #: More than 2,000 full limits exist only if each value of a payload has its own limit. Then a search is not needed,
@@ -45,9 +46,11 @@ def _waiting_sql(name: str, condition: str) -> str:
 
     Tenants take turns: the first job of each tenant comes before the second job of any tenant. The jobs of one tenant
     come by priority (`band`), then by the time since which they may start. The index `gate_job_line` has this order. So
-    PostgreSQL reads no job whose start lies in the future, however many such jobs wait. $1 and $2 the limits. $3 how
-    many jobs. $4 EVERYBODY (the tenant_id of limits that all tenants share). $5 only this job; NULL: any job. `owner`:
-    the tenant of a job.
+    PostgreSQL reads no job whose start lies in the future, however many such jobs wait.
+
+    $1 and $2: the limits. $3: how many jobs the statement returns at most. $4: EVERYBODY (the tenant_id of limits that
+    all tenants share). $5: the only job that the statement may return; NULL: it may return any job. `owner`: the tenant
+    of a job.
     """
     return f"""
 -- {name}
@@ -101,7 +104,7 @@ GROUP BY w.job_id, w.priority, w.ready_at, w.turn, j.tenant_id ORDER BY w.turn, 
 
 _WAITING = _waiting_sql("gates_waiting", not_in(JOBS, "g.job_id"))
 
-# $6 and $7 limits. The statement passes over the jobs that also wait at one of these.
+# Like `_WAITING`, but the statement passes over the jobs that also wait at one of the limits $6 and $7.
 _WAITING_BEHIND = _waiting_sql(
     "gates_waiting_behind",
     f"""{not_in(JOBS, "g.job_id")}
@@ -109,10 +112,10 @@ _WAITING_BEHIND = _waiting_sql(
               SELECT * FROM unnest($6::text[], $7::text[])))""",
 )
 
-# The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` has read them before the limits
-# were locked. In between, another admission may have admitted some of them. A debounce may have made a job wait at
-# other limits, or start later. A job that has ended may still have its rows in gate_job. `unindexed`: PostgreSQL uses
-# no partial index for the condition.
+# Returns those of the jobs $1 that still wait, with the limits at which they wait now. `_WAITING` has read these jobs
+# before the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may
+# have made a job wait at other limits, or start later. A job that has ended is left out, although it may still have its
+# rows in gate_job. `unindexed`: PostgreSQL uses no partial index for the condition.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -129,7 +132,7 @@ FIRST_STEP_OF_HELD_JOB = """t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded' AND NOT p.contained)"""
 
-# $1 the jobs. `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
+# Admits the jobs $1. `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -208,13 +211,13 @@ async def admit(
     jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
-    the statement reads all admitted jobs.
+    PostgreSQL reads all admitted jobs of the limits to find those that have ended.
 
     `search`: the clock that this caller got from `new_search`. If other limits hold back a whole batch of _MAX_BATCH
     jobs, a search admits the jobs behind that batch. A search is seldom due, because its statements may read all
     waiting jobs. None: this call does not search; the sweeper does so later.
 
-    `skip_locked`: do not wait for the limits that other transactions have locked, and admit no job at these.
+    `skip_locked`: do not wait for limits that other transactions have locked, and admit no job at these limits.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -325,7 +328,7 @@ async def _choose(
     skip_locked: bool,
 ) -> _Chosen:
     """Lock all limits of these waiting jobs. Then choose, in the order of the jobs, each job whose limits all still
-    have room. `has_all`: no further job waits.
+    have room. `has_all`: these are all jobs that wait.
     """
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended, skip_locked=skip_locked)

@@ -1,8 +1,9 @@
 """Writes and deletes the rows of concurrency limits (table `gate`), and of the jobs that wait at them or were admitted
 (table `gate_job`).
 
-An operator declares a limit, or a limit comes with the jobs that name it. A limit of a job may follow a declared limit,
-for example as the limit of one value of the payload. It then has the bounds of the declared limit.
+There are two kinds of limits. An operator declares a limit, or a limit comes with the jobs that name it. A limit of the
+second kind may follow a declared limit, for example as the limit of one value of the payload. A limit that follows has
+the bounds of the declared limit.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class LimitedJob(Protocol):
     def not_before(self) -> datetime | None: ...
 
 
-# $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. Returns the limits whose rows
-# exist and need no change. The lock only keeps these rows from being deleted, until the transaction ends. So admissions
-# and other submissions do not wait for it. They must not, because a user's transaction that submits (`submit_in`) may
-# stay open for long.
+# $1 and $2: the tenants and keys of the limits. $3 and $4: their bounds (`at_most` jobs at once, `per_minute`
+# admissions). Returns the limits whose rows exist and need no change. Until the transaction ends, the lock keeps these
+# rows from being deleted, and nothing else. So admissions and other submissions do not wait for the lock. They must not
+# wait, because a user's transaction that submits (`submit_in`) may stay open for long.
 _KEEP_LIMITS = """
 -- gates_keep
 SELECT g.tenant_id, g.key

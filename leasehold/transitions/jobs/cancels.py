@@ -13,8 +13,8 @@ from leasehold.transitions.endings import JobEnded, ended_jobs
 
 # This statement only locks. REQUEST_CANCEL runs after it in the same transaction. The reason: a statement that waits
 # for a lock keeps its old snapshot. So if REQUEST_CANCEL itself waited for the job's lock, it would read the steps as
-# they were before the wait. $3: also jobs that are not cancelable. `unindexed`: PostgreSQL uses no partial index for
-# the condition.
+# they were before the wait. If $3 is true, the statement also locks jobs that are not cancelable. `unindexed`:
+# PostgreSQL uses no partial index for the condition.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j
@@ -86,8 +86,8 @@ FROM advanced_jobs a LEFT JOIN hints h ON h.job_id = a.id
 @dataclass(frozen=True, slots=True)
 class Cancels:
     """The new states of the cancelled jobs, and the jobs that ended immediately. `hints`: the hints (messages that tell
-    workers of due tasks) of the workflows whose code must see the cancel. After the commit, the caller publishes them;
-    else the relay does so a second later.
+    workers of due tasks) of the workflows whose code must see the cancel. After the commit, the caller publishes the
+    hints. If the caller does not, the relay publishes them a second later.
     """
 
     states: dict[UUID, JobState]

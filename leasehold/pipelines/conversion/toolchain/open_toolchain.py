@@ -50,11 +50,11 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, 
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, infer_shapes, specification
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
 
-#: Below this share of equal top-1 answers, the report names the worst layers even if the parameters do not ask for
-#: them.
+#: If the int8 model and the float model give equal top-1 answers for a smaller share of the samples than this, the
+#: report names the worst layers even if the parameters do not ask for them.
 _GOOD_AGREEMENT = 0.95
-#: The progress (in percent) that the step reports while the accuracy guard works. The number stays the same, because
-#: nobody knows how many rounds the guard needs.
+#: The progress (in percent) that the step `quantise` reports while the accuracy guard works. The number stays the same,
+#: because nobody knows how many rounds the guard needs.
 _GUARD_PERCENT = 86.0
 #: The members with which reports and manifests name the toolchain.
 TOOLCHAIN = {
@@ -115,8 +115,8 @@ def optimise(work: Work) -> Done:
 
 def quantise(work: Work) -> Done:
     """Quantise to int8. The report compares the int8 model with the float model. The `enable_*` parameters add the
-    worst layers and statistics of the outputs to the report, and timings to the value. With `accuracy_guard`, layers
-    may stay float.
+    worst layers and statistics of the outputs to the report, and timings to `Done.value`. With `accuracy_guard`, some
+    layers may stay float.
     """
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
@@ -154,7 +154,7 @@ def quantise(work: Work) -> Done:
 
 def package(work: Work) -> Done:
     """Compile the int8 graph for onnxruntime, and package it with its report and a manifest. Then read the package and
-    run its model once.
+    run its model once, to check that the package works.
     """
     params: ConversionParams = work.params
     report_progress(work, 0, "compiling")
@@ -218,9 +218,9 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the model that was made last. `layers`: the layers that the first call of
-    `find_layers` returned, the noisiest first. At that time the model was int8 as a whole. None: `find_layers` was not
-    called yet.
+    `both_models`: the figures of the int8 model that was made last, and of the float model. `layers`: the layers that
+    the first call of `find_layers` returned, the noisiest first. At that time no layer was kept in float. None:
+    `find_layers` was not called yet.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
@@ -229,14 +229,14 @@ class _Quantisation:
         self._target = target
         self._inputs = inputs
         self._params: ConversionParams = work.params
-        # With the accuracy guard, the model is made several times. The file keeps the ranges of the tensors, so that
-        # they are measured only the first time.
+        # With the accuracy guard, the model is made several times. The file `ranges.json` keeps the ranges of the
+        # tensors, so that they are measured only the first time.
         self._ranges = work.directory / "ranges.json" if self._params.accuracy_guard else None
         self.both_models = _BothModels()
         self.layers: Sequence[NoisyLayer] | None = None
 
     def make(self, float_layers: Sequence[NoisyLayer] = ()) -> float:
-        """Make the model with `float_layers` in float. Returns its top-1 agreement with the float model."""
+        """Make the int8 model, with `float_layers` kept in float. Returns its top-1 agreement with the float model."""
         names = [layer.name for layer in float_layers]
         quantise_static(
             self._source, self._target, self._inputs, self._on_sample, ranges=self._ranges, float_layers=names

@@ -94,8 +94,8 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 
 def specification(values: Any) -> list[dict[str, Any]]:
-    """Inputs or outputs, as reports and manifests show them. The names must be whole, because `references.samples` uses
-    them.
+    """Inputs or outputs, as reports and manifests show them. The names are not shortened, because `references.samples`
+    finds the inputs by them.
     """
     return [
         {
