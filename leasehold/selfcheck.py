@@ -45,7 +45,11 @@ class Finding:
 async def check_database(
     connection: Connection, settings: Settings, schemas: Sequence[Schema] = (CORE,)
 ) -> list[Finding]:
-    """Check PostgreSQL: its version, writes and durability, the schema, the role's rights, and advisory locks."""
+    """Check PostgreSQL: its version, writes and durability, the schema, the role's rights, and advisory locks.
+
+    In the query, `tail` is the number of bytes of the WAL that the most advanced standby does not have yet. `role` is
+    the database role of this process. `owns` is whether this role has the rights of the schema's owner.
+    """
     row = await connection.fetchrow(
         "SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,"
         " pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,"

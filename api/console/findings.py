@@ -105,7 +105,7 @@ async def _findings_about_parts(request: Request, caller: Caller) -> list[Findin
     """One finding for each part of the installation, such as the broker, that fails a check of `/readyz`.
 
     An operator also gets what the self-check (`leasehold doctor`) found. If a part failed both its check and the
-    self-check, it has one finding: the detail of the check, then the meaning of the self-check's result.
+    self-check, it has only one finding, with the detail of the check and then the meaning of the self-check's result.
     """
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
@@ -202,9 +202,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders whose outcome a person must decide, because the provider does not report the outcome.
-    One finding for all due steps on which no external worker works. Paused schedules and disabled webhooks have
-    separate findings.
+    """At most two findings. The first is about all orders whose outcome a person must decide, because the provider does
+    not report the outcome. The second is about all due steps on which no external worker works. (Paused schedules and
+    disabled webhooks have their own findings.)
     """
     findings = []
     orders, has_more = await count_unknown_orders(connection, services, caller, _MAX_SEARCHED)

@@ -21,7 +21,7 @@ WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
 _MAX_PARTS, _MAX_BOXES = 6, 60
 #: The state of a box of many parts is the first of these states that at least one of the parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
-#: A step, or the key of a box -> the steps or keys that it needs.
+#: Maps a step to the steps that it needs, or the key of a box to the keys of the boxes that it needs.
 Links: TypeAlias = Mapping[str, Sequence[str]]
 
 

@@ -68,7 +68,7 @@ async def stream(
             after = event.seq
             has_ended = event.job_status in JOB_TERMINAL
         if len(batch) == _BATCH:  # there may be more events: read again, without a wait
-            has_changed = False  # this batch was the change: the next batch may be empty without a deletion
+            has_changed = False  # this batch was the change, so an empty next batch means no deletion
             continue
         was_deleted = has_changed and not batch  # deleting a job is a change without an event
         if has_ended or was_deleted:

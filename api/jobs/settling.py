@@ -182,7 +182,7 @@ async def _withdraw_adopted(
 ) -> CreatedRun:
     """Record the adopted order of a cancelled or expired job. Then let the kind withdraw this order at the provider.
     (If the order's id is known when a job is cancelled or expires, the kind withdraws the order then, without a
-    person.) Raises Conflict if the job cannot adopt an order.
+    person.) Raises Conflict if the job cannot adopt the order, or cannot adopt it now.
     """
     after_adoption = access.kind.operations.after_adoption
     if body.ref is None or after_adoption is None:

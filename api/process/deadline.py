@@ -102,9 +102,9 @@ def begin(seconds: float) -> Deadline:
 
 @contextmanager
 def extra_time(seconds: float) -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, the current request has `seconds` for PostgreSQL, however
-    little of its deadline is left. Use it for what must be written after an error or after the request's work, such as
-    an undo or the release of a reservation.
+    """Inside the block, and in asyncio tasks that the block starts, the current request has `seconds` for PostgreSQL,
+    however little of its deadline is left. Use it for what must be written after an error or after the request's work,
+    such as an undo or the release of a reservation.
     """
     token = _deadline.set(Deadline(seconds))
     try:
@@ -115,8 +115,8 @@ def extra_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def without_limit() -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, no deadline counts. Each wait keeps its own limit. After
-    the block, the request's own deadline counts again. Use it for work whose result several requests use.
+    """Inside the block, and in asyncio tasks that the block starts, no deadline counts. Each wait keeps its own limit.
+    After the block, the request's own deadline counts again. Use it for work whose result several requests use.
     """
     token = _deadline.set(None)
     try:

@@ -57,12 +57,12 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    # The number of runs that `work` has written, and what must be done after the commit (their hints and concurrency
-    # limits). The list stays empty if `work` has written no run.
+    # If `work` has written runs, this list has one pair: the number of these runs, and what must be done after the
+    # commit (publish their hints, and admit runs at their concurrency limits). Otherwise the list is empty.
     written_runs: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
-    # Refuse a request over a limit before the expensive check of its payloads. No depth of a queue is checked here,
-    # because the queues are not known yet.
+    # Refuse a request over a limit before the expensive check of its payloads. Exception: a request that creates no run
+    # is not refused. No depth of a queue is checked here, because the queues are not known yet.
     try:
         await refuse_early(services, caller, {}, idempotency_key)
     except TooMany:

@@ -143,9 +143,9 @@ async def create_webhook(
     reported_jobs = services.job_kinds.reported_jobs
     async with services.pool.acquire() as connection:
         # A job that is submitted after the commit reports its end to the webhook. `watch` makes older unfinished jobs
-        # report their ends, too. These jobs may be very many, or locked. So the first call handles them before the
-        # webhook's commit. If the request's time ends during this call, there is no webhook yet. Otherwise there would
-        # be a webhook whose secret nobody knows.
+        # report their ends, too. These jobs may be very many, or locked, so the call may take all of the request's
+        # time. So the first call handles them before the webhook's commit: if the time ends during this call, there is
+        # no webhook yet. After the commit there would be a webhook whose secret nobody knows.
         if not is_repeat:
             await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         # `OneConnection` makes `once` use this connection, which `_with_secret` uses, too.
@@ -364,7 +364,7 @@ async def _send(
     idempotency_key: str | None,
     read_params: Callable[[Connection], Awaitable[dict[str, Any]]],
 ) -> Response:
-    """Write a delivery that a client requests. It is charged as a submission, so that clients cannot flood a URL.
+    """Write a delivery that a client requests. The delivery counts as a submission, so that clients cannot flood a URL.
 
     `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint.
     """

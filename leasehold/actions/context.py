@@ -31,12 +31,12 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
-        """If the job has ended, write the webhook deliveries about its end that are not written yet, and its
-        `on_failure` run. Call this before the job's row changes again or is deleted, because the deliveries are made
-        from the row. Returns hints (messages that tell workers of due tasks) to publish.
+        """If the job has ended, write what follows its end, as far as it is not written yet: the webhook deliveries
+        about the end, and the `on_failure` run. Call this before the job's row changes again or is deleted, because the
+        deliveries are made from the row. Returns hints (messages that tell workers of due tasks) to publish.
 
-        `deletes`: the caller deletes the job. If the job failed, and this process does not have its code but a worker
-        may have it, this function leaves the deliveries to that worker. The row of the deleted job is then hidden, and
+        `deletes`: the caller deletes the job. If the job failed, and a worker may have the job's code, but this process
+        does not, then this function leaves the deliveries to that worker. The row of the deleted job is hidden, and
         stays until the worker has written the deliveries.
         """
         pipeline = self.templates.pipelines.find("webhook")
@@ -60,7 +60,7 @@ class Target:
     """A job to act on. `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key
     and is_run, and a run's template, version, scope and scope_id. If a bulk operation acts on the job, its row also has
     `gated` (the job has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only
-    the functions for several jobs (`..._together`) read these two. `queue`: the queue of the job's first step.
+    the functions for several jobs (`..._together`) read these two columns. `queue`: the queue of the job's first step.
     """
 
     row: Row

@@ -46,9 +46,9 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """SubmitOptions, checked, and two more fields, which only leasehold.celery sets. Raises Invalid. `start_at`: the
-    time at which the run starts, in place of `delay`. `celery_id`: an id by which the run can be found, too
-    (domain/celery_ids.py). A repeated submission with the same `celery_id` starts no second run.
+    """The checked fields of SubmitOptions, and two more fields, which only leasehold.celery sets. Raises Invalid for a
+    wrong value. `start_at`: the time at which the run starts, in place of `delay`. `celery_id`: a further id by which
+    the run can be found (domain/celery_ids.py). A repeated submission with the same `celery_id` starts no second run.
     """
 
     key: str | None = None
@@ -114,8 +114,8 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission. It is the key that the caller gave. If the caller gave none and the task has
-        `unique`, it is made of the arguments. Otherwise it is None.
+        """The key of the submission: the key that the caller gave. If the caller gave no key, and the task has
+        `unique`, the key is made of the arguments. Otherwise it is None.
         """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:
@@ -143,8 +143,8 @@ class Call(Generic[R]):
 
     @property
     def delay(self) -> timedelta | None:
-        """How long after its submission the run starts: the delay of the call, or the debounce of the task. If it is
-        None or 0, the run does not wait.
+        """How long after its submission the run starts: the delay of the call, or the debounce of the task. If the
+        result is None or 0, the run does not wait.
         """
         return self.options.delay or self.task.terms.debounce
 

@@ -45,10 +45,10 @@ from leasehold.worker.sandbox.fences import die_with
 #: Held while a frame (a message to the worker) is sent, because several threads of a function may send at the same
 #: time.
 _send_lock = Lock()
-#: Thread -> the number of the call for which the thread works. This is the call that started the thread. A thread of a
-#: pool works for the call that submitted its present function. A function may leave behind a thread that still sends
-#: frames during a later call, which may belong to another tenant. The worker drops frames with the number of an earlier
-#: call.
+#: Thread -> the number of the call for which the thread works. A thread of a pool works for the call that submitted the
+#: function that the thread runs now. Any other thread works for the call that started the thread. The reason for the
+#: numbers: a function may leave behind a thread that still sends frames during a later call, and the later call may
+#: belong to another tenant. The worker drops frames with the number of an earlier call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 #: The original methods, which `main` replaces by the two functions below.
 _start_thread = Thread.start
@@ -66,9 +66,8 @@ def _start_in_call(thread: Thread) -> None:
 def _submit_in_call(
     pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
-    """Submit the function. While the function runs, the pool's thread works for the call that submitted the function.
-    This must be noted, because threads of a pool may live longer than a call. This function replaces
-    ThreadPoolExecutor.submit.
+    """Submit the function, and note for the time of its run that the pool's thread works for the current call. The note
+    is needed, because threads of a pool may live longer than a call. This function replaces ThreadPoolExecutor.submit.
     """
     call_number = _call_of_this_thread()
 
@@ -136,8 +135,8 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        # `percent_of` and `storable_text` return values that JSON can hold. JSON has no NaN, and no half of a surrogate
-        # pair.
+        # `percent_of` and `storable_text` return values that JSON can hold, because JSON has no NaN, and no half of a
+        # surrogate pair.
         body = json_of([percent_of(percent), storable_text(summary)])
         _send(self._channel, Kind.PROGRESS, self._call_number, body)
 
@@ -184,11 +183,13 @@ def main() -> None:
 
 
 def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
-    """Call the function. Returns the kind and the body of the last frame to the worker."""
+    """Call the function. Returns the kind and the body of the last frame to the worker. If the function raises a group
+    of errors, `deciding` picks the error that decides how the attempt ends.
+    """
     try:
         task = task_of(call.module, call.task)
         encoded = task.handling.call_with_json(call.params, attempt)  # calls the user's function
-        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large to send
+        call.result_limits.is_small(encoded)  # called only because it raises Permanent for a result that is too large
     except BaseException as error:  # noqa: BLE001 - also SystemExit, because the worker gets all errors
         if isinstance(deciding(error), Cancelled):
             return Kind.CANCELLED, b""
@@ -201,7 +202,7 @@ def task_of(module: str, name: str) -> Task[..., Any]:
     its import raises ImportError. Any other error of the import passes unchanged.
     """
     try:
-        with import_of_child():
+        with import_of_child():  # in it, an app that the module serves does not start a worker
             values = vars(importlib.import_module(module)).values()
     except ImportError as error:
         sentence = f"the process of the task {name} cannot import the module {module}: {error}"

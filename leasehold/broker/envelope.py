@@ -1,9 +1,10 @@
-"""Encodes and decodes hints as messages: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}` and
-headers. A hint tells workers that a task is due. Its band is the task's priority (BANDS: high, normal, low).
+"""Encodes and decodes hints as messages. A hint tells workers that a task is due. A message has headers, and a body
+such as `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}`. The band is the task's priority (BANDS:
+high, normal, low).
 
 Decoding is strict, because anybody who can write to the queue may send anything. The worker drops a message that is not
-exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; it finds their tasks when
-it polls the database.
+exactly a hint. A new field needs a new version. A worker of an earlier release drops hints of newer versions, but it
+finds their tasks when it polls the database.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Call(Generic[T]):
 class Page(Generic[T]):
     """A page of a list. It may have few items, or none, although a page follows. `next_cursor`: the cursor of the next
     page; None: this is the last page. `searched_back_to`: a search has ended the page early, and has not searched the
-    jobs that were made at this instant (ISO 8601) or before; None: it has not ended early.
+    jobs that were made at this instant (ISO 8601) or before; None: no search has ended early.
     """
 
     items: list[T]

@@ -14,8 +14,8 @@ class ClientError(LeaseholdError):
 
 
 class ApiError(ClientError):
-    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: the
-    wrong values of the request, each with its place and the reason; empty if the API names none. `key`: the request's
+    """The API refused the request. `status`: the HTTP status. `code`: a stable code for programs. `errors`: the wrong
+    values of the request, each with its place and the reason; empty if the API names none. `key`: the request's
     idempotency key, if it had one.
     """
 

@@ -7,8 +7,8 @@ has the rows of both tables. A single statement moves an event, so an event is a
 The view also derives events from rows of `job` and `task` (migration 0044). No table stores these events, and they last
 as long as the job. An update of the task's row may remove the values from which the view derives an event. Then a
 trigger writes the event, with the time at which it happened. If the event is older than a day, the trigger writes it
-into `kept_event` (migration 0047). In `event`, this event could be lost. The reason: housekeeping may already have
-moved the other events of that day, and would drop this event with the day.
+into `kept_event` (migration 0047). In the table `event`, this event could be lost, because housekeeping may already
+have moved the other events of that day, and would drop this event with the day.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ WITH candidate AS MATERIALIZED (
 SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
-# As KEEP, but it deletes the events of jobs that do not exist any more, from the default partition. $1: only events
-# before this instant. $2: the last job of the previous statement. $3: the most jobs of one statement.
+# Like KEEP, but the statement deletes from the default partition the events of jobs that no longer exist. $1: only
+# events before this instant. $2: the last job of the previous statement. $3: the most jobs of one statement.
 FORGET = f"""
 -- forget_events
 WITH candidate AS MATERIALIZED (

@@ -1,8 +1,8 @@
 """Reads the log lines of a job's attempts, and the chunks of the streams that the attempts emitted, for the API and the
 console. Each read is one statement.
 
-Every query names the tenant. Exception: `log_numbers` and `stream_numbers`. Their callers have already found each job
-through its tenant.
+Every query names the tenant. Exception: `log_numbers` and `stream_numbers` do not, because their callers have already
+found each job through its tenant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds the SQL that finds the lines of waiting tasks. A line is the tasks of one queue, priority and tenant."""
+"""Builds the SQL that finds the lines of waiting tasks. The tasks of one queue, priority and tenant are a line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _WAITS = "t.status IN ('pending', 'retry', 'waiting')"
 
 
 def lines_of_all_queues(most: str) -> str:
-    """SQL: CTEs of a WITH RECURSIVE. The last one, `line(queue, priority, tenant_id)`, has each line that has a task,
-    in the first _MAX_QUEUES queues by name. The CTEs jump through the index task_runnable from queue to queue and from
-    line to line, so they read only the first task of each. `most`: the statement's parameter that has the largest
-    number of lines, for example `$1`.
+    """SQL: CTEs of a WITH RECURSIVE. The last CTE, `line(queue, priority, tenant_id)`, has a row for each line of the
+    first _MAX_QUEUES queues by name. The CTEs jump through the index task_runnable from queue to queue and from line to
+    line, so they read only the first task of each queue and of each line. `most`: the parameter of the statement that
+    bounds the number of lines, for example `$1`.
 
-    If there are more lines than `most`, `line` has first the lines of the platform's own queues: one line of each
-    queue, then a second line of each queue, and so on. So a queue with many tenants hides no other queue. What is left
-    of `most` goes to the queues of external workers (`ext:`) in the same way.
+    If there are more lines than `most`, `line` first gets lines of the platform's own queues: one line of each queue,
+    then a second line of each queue, and so on. So a queue with many tenants hides no other queue. If these are fewer
+    than `most`, `line` then gets lines of the queues of external workers (`ext:`) in the same way.
     """
     return f"""
 queue_name(queue, nth) AS (
@@ -37,8 +37,9 @@ queue_name(queue, nth) AS (
 
 
 def _lines(name: str, of_queues: str, most: str) -> str:
-    """SQL: the CTE `name` with the lines of some of the queues. Each step of the recursion finds the next line of each
-    queue. The recursion ends early when `line` has as many lines as its LIMIT allows.
+    """SQL: the CTE `name` with the lines of some queues. `of_queues`: an SQL condition that chooses these queues. Each
+    step of the recursion finds the next line of each queue. The recursion ends early when `line` has as many lines as
+    its LIMIT allows.
     """
     return f"""{name}(queue, priority, tenant_id) AS (
     SELECT named.queue, first.priority, first.tenant_id

@@ -28,8 +28,8 @@ def capped(seconds: float) -> float:
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:
     """The delay after the `failures`-th failure of a task (1 is the first), before its next attempt.
 
-    The delay is random, between half of the ladder's delay and the whole. After the end of the ladder, its last delay
-    repeats.
+    The delay is random, between half of the ladder's delay and the whole delay. After the end of the ladder, its last
+    delay repeats.
     """
     longest = ladder[min(max(failures, 1), len(ladder)) - 1]
     # A pseudo-random number is enough, because nobody gains anything by predicting it.

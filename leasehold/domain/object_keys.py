@@ -21,7 +21,7 @@ def original_key(media_id: UUID, extension: str) -> str:
 
 
 def output_key(prefix: str, name: str) -> str:
-    """`{prefix}/{name}`. Raises Permanent `bad_output` for a name that is empty, absolute or long, or that has `..`."""
+    """`{prefix}/{name}`. Raises Permanent `bad_output` for a name that is empty, absolute or too long, or has `..`."""
     parts = name.split("/")
     if not all(_PART.fullmatch(part) for part in parts) or len(prefix) + len(name) >= _MAX_CHARACTERS:
         raise Permanent("bad_output", f"an output cannot be named {name[:100]!r}")

@@ -135,7 +135,9 @@ class Template(_Declaration):
         return own_policy or self.retry_policy
 
     def pipeline(self) -> Pipeline:
-        """The pipeline of this template. Raises DeclarationError: unknown needs, a cycle, or one name for two steps."""
+        """The pipeline of this template. Raises DeclarationError if a step needs an unknown step, if steps need each
+        other in a cycle, or if two steps have the same name.
+        """
         return Pipeline(
             self.type,
             version=self.version,

@@ -4,8 +4,8 @@ that started the guard).
 `leasehold.embedded.process` starts the guard as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It
 uses the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends this
 signal, and waits a little, before it kills the server. The guard kills the server and all processes that the server
-started, daemons included:
-- when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
+started, daemons included, in three cases:
+- when the owner ends in any way (the pipe to the guard closes, or the owner's pidfd reports the end);
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
 `PR_SET_PDEATHSIG` alone is not enough, because it acts as soon as the thread that has forked the child ends, and a

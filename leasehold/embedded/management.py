@@ -13,7 +13,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0  # how long one call waits for the broker
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Counts jobs that ended, in the process that ended them: in a worker, or, for external workers and cancels, in an API
-process.
+"""Counts jobs that ended. The process that ended a job counts it. This is a worker or, for a cancel or the work of an
+external worker, an API process.
 """
 
 from __future__ import annotations

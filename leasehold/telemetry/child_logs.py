@@ -34,7 +34,7 @@ def structlog_by_logging() -> None:
 
 
 def level() -> int:
-    """The lowest level that children need to send."""
+    """The lowest level of the lines that children need to send, because this process logs no lower level."""
     return _CHILD_LOG.getEffectiveLevel()
 
 

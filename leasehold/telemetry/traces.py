@@ -1,10 +1,10 @@
 """Traces: one for each job, from the HTTP request through the database and the broker to every step.
 
 The W3C `traceparent` names the trace. It is stored in the job's `trace` and in the rows of the outbox (messages that
-wait to be sent). Each message has it as a header. Jobs have a `traceparent` even when traces are off, because logs
-show the trace's id. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is not
-imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans are sent, and how
-many.
+wait to be sent). Each message has the `traceparent` as a header. Jobs have a `traceparent` even when traces are off,
+because logs show the trace's id. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is
+not imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans are sent, and
+how many.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def begin_traces(role: str) -> None:
     except ImportError as error:
         raise NoExporter("LEASEHOLD_TRACES is on, but the extra `otel` is not installed") from error
     resource = Resource({"service.name": f"leasehold-{role}", "service.version": version("leasehold")})
-    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))  # OTEL_SERVICE_NAME wins
+    # The variable OTEL_SERVICE_NAME replaces this service.name.
+    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     global _tracer  # noqa: PLW0603 - one tracer a process, set once by its main
     _tracer = provider.get_tracer("leasehold", version("leasehold"))

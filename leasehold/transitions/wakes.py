@@ -1,4 +1,4 @@
-"""`wake`: a snoozing step becomes due now, because an outside event (a callback, a message) has news for it."""
+"""`wake`: a snoozing step becomes due now, because an outside event (a callback, a message) concerns it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Replays a journal (the rows of a workflow's calls). When the workflow's code runs again from its top, each call takes
-the entry at its place (branch and number). The entry must name the same call.
+the entry at the call's place (branch and number). The entry must name the same call.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ Place = tuple[str, int]  # a call's branch, and its number in this branch
 
 
 class Replay:
-    """The entries that no call has taken yet, and the last call that matched its entry."""
+    """The entries of the journal that no call has taken yet, and the last call that took its entry."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
         #: How many calls have made the entries. `ctx.run` of a limited task makes two entries (see `is_own_run`).
         self.call_count = len(self._entries) - sum(map(is_own_run, self._entries.values()))
         self._last_match: str | None = None
-        #: How many entries are left. By the path of a branch: in this branch and in all branches below it. By the name
-        #: of a gather (see `with_ancestors`): in all its branches. None: not counted yet.
+        #: How many entries no call has taken yet. The key is the path of a branch, or the name of a gather (see
+        #: `with_ancestors`). A branch counts its own entries and those of all branches below it. A gather counts the
+        #: entries of all its branches. None: not counted yet.
         self._left: Counter[str] | None = None
 
     def at(self, place: Place) -> Entry | None:
         return self._entries.get(place)
 
     def goes_on(self, branch: str) -> bool:
-        """Whether entries are left of this branch or of the branches below it. These are calls that the run has made,
-        and to which the code has not come yet.
+        """Whether entries of this branch, or of the branches below it, are left. They are calls that an earlier attempt
+        of the run has made, and that the code has not reached yet.
         """
         return self._count_left()[branch] > 0
 
     def has_gone_on(self, branches: Iterable[tuple[str, int]]) -> bool:
-        """Whether in one of these branches the run has made calls after the point to which the code has come.
-        `branches`: the path of each branch, and how many gathers the code has begun in it. Calls in the branches of
-        these gathers do not count.
+        """Whether an earlier attempt of the run has made calls, in one of these branches, beyond the point that the
+        code has reached now. `branches`: the path of each branch, and how many gathers the code has begun in this
+        branch. Calls in the branches of these gathers do not count.
         """
         left = self._count_left()
         return any(

@@ -51,7 +51,7 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
 async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
     """Call `work` with a connection, and return its result. After an error of TRY_AGAIN, for example a lost connection,
     call `work` again. So its writes must be idempotent: PostgreSQL may have committed them in the first call, or may
-    commit them still. Raises LeaseLost as `primary_connection` does.
+    commit them later. Raises LeaseLost as `primary_connection` does.
     """
 
     async def work_once() -> _Answer:

@@ -1,5 +1,5 @@
-"""The work directory of a worker process, for the files of its attempts. The worker removes the directory at its end.
-If the worker is killed, the next worker to start removes it.
+"""The work directory of a worker process, for the files of its attempts. The worker removes the directory when it ends.
+If the worker is killed, the next worker that starts removes the directory.
 
 A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory protects it
 from systemd-tmpfiles. That program deletes files and directories in /tmp that nobody has used for ten days, but nothing

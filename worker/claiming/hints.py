@@ -1,6 +1,6 @@
 """Keeps the hints (messages that a task may be due) that a slot pool has received, for each tenant separately. A hint
-waits here, unacknowledged, until its tenant may take a slot and the pool claims the hint's task. When the worker stops,
-the broker redelivers the waiting hints to other workers.
+waits here, unacknowledged, until its tenant may take a slot. Then the pool takes the hint, and claims the hint's task.
+When the worker stops, the broker redelivers the waiting hints to other workers.
 """
 
 from __future__ import annotations

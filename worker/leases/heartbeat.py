@@ -89,7 +89,7 @@ class Heartbeat:
         self._renewed_at = monotonic()
         self._connected = threading.Event()  # set once this worker is present for the first time, or presence is off
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
-        self._answer_lost = False
+        self._answer_lost = False  # set by `record_lost_answer`; the next round begins to search for orphans
         self._presence_key: int | None = None  # of the presence lock; None: presence is off
         self._is_present = False  # this session holds the lock, or presence is off
         self._unconfirmed = True  # False once this worker is present and a renewal has confirmed its leases
@@ -148,15 +148,15 @@ class Heartbeat:
                 del self._held[held.lease.task_id]
 
     def holds(self, task_id: UUID) -> bool:
-        """Whether this worker holds the task's lease, as far as the worker knows. False if the lease is lost: the
-        worker may claim that task again.
+        """Whether this worker holds the task's lease, as far as the worker knows. False if the lease is lost, because
+        the worker may then claim the task again.
         """
         with self._lock:
             held = self._held.get(task_id)
             return held is not None and not held.lost
 
     def all_held(self) -> list[UUID]:
-        """The tasks whose leases this worker holds, as far as it knows. Also the tasks whose leases are lost, but not
+        """The tasks whose leases this worker holds, as far as it knows, and the tasks whose leases are lost, but not
         dropped yet.
         """
         with self._lock:

@@ -164,8 +164,8 @@ async def _unregister(pool: Pool, worker: UUID) -> None:
 
 
 async def _release_all(connection: Connection, worker: UUID) -> None:
-    """Release all tasks of the worker, also a task that a late settlement claims for it meanwhile. If somebody has
-    locked the row of a job, the tasks of other jobs do not wait for the lock, and the task of this job is tried again.
+    """Release all tasks of the worker, and also a task that a late settlement claims for the worker meanwhile. Each
+    round releases the tasks of which nobody has locked the job's row. The next round tries the other tasks again.
     """
     while tasks := await claims.owned(connection, worker):
         released, ended = await release_unlocked(connection, worker, tasks)

@@ -25,7 +25,7 @@ from leasehold.worker.sandbox import child, fences, frames
 
 
 def main() -> None:
-    gc.disable()  # until all is loaded: a collection of the modules would find no garbage
+    gc.disable()  # until all is loaded, because a collection of new modules finds no garbage
     options = _options()
     fences.die_with(options.parent)
     fences.close_descriptors(options.control)  # all except `control` and the standard ones
@@ -93,7 +93,7 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
 
 
 def _preload(pipeline: Pipeline) -> None:
-    """Load the modules that handlers import when they run. If one cannot be loaded, the runs that need it fail."""
+    """Load the modules that handlers import when they run. If a module cannot be loaded, the runs that need it fail."""
     for module in pipeline.preload:
         try:
             importlib.import_module(module)

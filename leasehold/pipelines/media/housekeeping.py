@@ -56,9 +56,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """The id and the key of each expired picture that has no job. Such a picture's upload was not completed in time, or
-    was refused and its row kept for a while, or a client deleted the picture. The duty deletes the objects first, then
-    calls `forget_jobless_pictures`.
+    """The id and the key of each expired picture that has no job. There are three cases: the upload of the picture was
+    not completed in time; or the upload was refused, and the row was kept for a while; or a client deleted the picture.
+    The duty deletes the objects first, then calls `forget_jobless_pictures`.
 
     The result leaves out pictures whose deletion failed lately, and pictures of tenants that move to another cell
     (another installation). SKIP LOCKED also leaves out a picture whose completion began in time and is not committed
@@ -75,8 +75,8 @@ async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tup
 
 async def forget_jobless_pictures(connection: Connection, media_ids: Sequence[UUID]) -> None:
     """Delete the rows of pictures that `jobless_pictures` has returned. Until `forget_at`, an object may still arrive
-    at the key of a picture. So housekeeping inspects the key at that time (`look_at`), and deletes any object there
-    (`most = -1`).
+    at the key of a picture. So housekeeping inspects the key at that time (`look_at`). It deletes any object there,
+    because no object may have more than `most = -1` bytes.
     """
     await connection.execute(
         """

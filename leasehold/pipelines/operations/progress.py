@@ -34,8 +34,8 @@ class Busy(BaseModel):
 
 
 class Left(BaseModel):
-    """Jobs of one tenant that the operation has left to a worker with their code. `handler`: the name (`pipeline.step`)
-    of one handler of this code.
+    """Jobs of one tenant that the operation has left to a worker that has the jobs' code. `handler`: the name
+    (`pipeline.step`) of one handler of this code.
     """
 
     handler: str
@@ -55,13 +55,13 @@ class Canary(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far an operation has come. It walks over the jobs by descending id.
+    """How far an operation has come. The operation walks over the jobs by descending id.
 
     `acted`, `refused`: how many jobs were changed, and how many could not be changed. `before`: the walk goes on with
     ids below this id; None: the walk has not begun or, if `walked`, is finished. `busy`: jobs that the operation must
-    try again. `left`: jobs that a worker with their code must try. `codes`: the number of refusals by code. `next_at`:
-    the Unix time at which the rate allows the next job. `longest_ms`: the longest time for which a batch held its
-    locks.
+    try again. `left`: jobs that a worker with the jobs' code must try. `codes`: the number of refusals by code.
+    `next_at`: the Unix time at which the rate allows the next job. `longest_ms`: the longest time for which a batch
+    held its locks.
     """
 
     total: Count | None = None

@@ -1,4 +1,4 @@
-"""The records of a claim: what it returns to the worker, and the terms of the lease that it gives."""
+"""The records of a claim: what the claim returns to the worker, and the terms of the lease that the claim gives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What clients, operators and maintenance do to jobs: `submit`, `request_cancel`, `delete`, `replay`, `resolve` (a
-failed step whose outcome was unknown), `forget`.
+"""What clients, operators and maintenance do to jobs: `submit`, `request_cancel`, `replay` (run again), `resolve` (give
+a result to a failed step whose outcome was unknown), `delete` (hide the job), and `forget` (delete the job's rows).
 """
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel

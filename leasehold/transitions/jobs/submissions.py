@@ -124,8 +124,8 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
 
 
 async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], jobs_per_piece: int) -> list[Announcement]:
-    """Write `jobs_per_piece` jobs at a time. While PostgreSQL writes one piece, the function makes the next piece's
-    records. The event loop serves other callers between two pieces.
+    """Write the jobs in pieces of `jobs_per_piece` jobs. While PostgreSQL writes one piece, this function makes the
+    records of the next piece. The event loop serves other callers between two pieces.
     """
     hints: list[Announcement] = []
     writing = asyncio.create_task(_write(connection, *_records(jobs[:jobs_per_piece])))

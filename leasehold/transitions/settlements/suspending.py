@@ -34,7 +34,7 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # (NULL: none). $9: the duration of that step's lease. A claimed step gets no hint.
 #
 # HELD_IN_LIVE_JOB gives the CTEs `lease_batch` (the leases of this statement) and `held` (those that are still valid).
-# write_calls gives the CTE `steps`: the steps that the calls start. `wake_at` is a value of `news`, and no time.
+# write_calls gives the CTE `steps`: the steps that the calls start. `wake_at` is not a time, but a value of `news`.
 # `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
@@ -172,8 +172,8 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
 
 
 def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. It lacks the step's
-    argument, which the call has.
+    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. `row` has no argument of the
+    step, so this function takes the argument from the call.
     """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)

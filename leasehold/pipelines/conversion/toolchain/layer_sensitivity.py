@@ -170,7 +170,8 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float], constants: set[s
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
         layer: onnx.NodeProto | None = node
         if node.op_type in _MOVING_OPERATORS | _WITHOUT_WEIGHTS:
-            # None: the output of the layer before this node is measured, or there is no layer before it.
+            # This node is no layer itself, but it may give a measured output to the unmeasured layer before it. None:
+            # the output of the layer before this node is measured, or there is no such layer.
             layer = next((unmeasured[name] for name in node.input if name in unmeasured), None)
         for name in node.output:
             noise_of[name] = noise.get(name, input_noise)

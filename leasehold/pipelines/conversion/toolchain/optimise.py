@@ -17,7 +17,9 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import fix_inputs, infer_shapes
 
 _TRIALS = 3  # the number of random inputs for which the answers of both models are compared
-_TOLERANCE = 1e-3  # of the output's largest value. Sums differ, because the optimised model adds in another order.
+#: The largest difference between the answers of both models that is accepted, as a share of the output's largest value.
+#: Sums differ a little, because the optimised model adds in another order.
+_TOLERANCE = 1e-3
 #: The newest file format that onnxruntime's releases of the last two years can read.
 _IR_VERSION = 10
 _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run

@@ -95,7 +95,7 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 def specification(values: Any) -> list[dict[str, Any]]:
     """Inputs or outputs, as reports and manifests show them. The names are not shortened, because `references.samples`
-    finds the inputs by them.
+    gives the model its inputs by these names.
     """
     return [
         {

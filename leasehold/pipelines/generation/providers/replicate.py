@@ -1,9 +1,9 @@
-"""The provider Replicate, an outside service that makes images and videos. It calls an order a prediction. Replicate
+"""The provider Replicate, an outside service that makes images and videos. Replicate calls an order a prediction. It
 honours no idempotency token. Its links to files expire after an hour.
 
-https://replicate.com/docs/reference/http; for Cancel-After
-https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
-https://replicate.com/docs/topics/webhooks/setup-webhook
+- The API: https://replicate.com/docs/reference/http
+- The header Cancel-After: https://replicate.com/changelog/2025-10-16-prediction-deadlines
+- Webhooks, which must have https: https://replicate.com/docs/topics/webhooks/setup-webhook
 """
 
 from __future__ import annotations
