@@ -63,7 +63,8 @@ PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
 #: FastAPI tries routes in this order: _BUSIEST, the routes of the kinds of work that ship with the platform, _REST, the
-#: routes of all other kinds, and the console's routes. These other kinds may use no path of the platform.
+#: routes of all other kinds, and the console's routes. A kind that does not ship with the platform may use no path of
+#: the platform.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -100,8 +101,8 @@ _DESCRIPTION = (
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """Build the application. It opens its connections when it starts. It starts even if PostgreSQL, the broker or the
-    store is down.
+    """Build the application. The application opens its connections when it starts. It starts even if PostgreSQL, the
+    broker or the store is down.
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
@@ -164,7 +165,7 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     used_paths = _paths_of(platform_routers)
     # The console's routes come last, because the last of them matches every path below the console's path. The routes
     # of other kinds come before the console's routes, and could match the path of a page. A kind with such a route is
-    # refused. To find such a route, this function puts an example, `x`, in place of each parameter in a page's path.
+    # refused. To find such a route, this function replaces each parameter in a page's path by an example, `x`.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:

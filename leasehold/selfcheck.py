@@ -134,7 +134,8 @@ def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
     )
 
 
-#: By `synchronous_commit`: what a synchronous standby has done with a commit when PostgreSQL acknowledges it.
+#: Maps a value of `synchronous_commit` to what a synchronous standby has done with a commit when PostgreSQL
+#: acknowledges the commit.
 _STANDBY_HAS = {
     "remote_apply": "has applied it",
     "on": "has it on its disk",

@@ -237,7 +237,9 @@ def _emitted_texts(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]
 
 
 def _editable_payload(job: Mapping[str, Any]) -> str:
-    """The payload as text, for the form that changes it. Empty if it is long, or if the page hides parts of it."""
+    """The payload as text, for the form that changes it. The text is empty if it would be longer than _MAX_PAYLOAD, or
+    if the page hides parts of the payload.
+    """
     text = orjson.dumps(job["parameters"], option=orjson.OPT_INDENT_2, default=str).decode()
     return "" if job.get("redacted") or len(text) > _MAX_PAYLOAD else text
 
@@ -252,7 +254,7 @@ def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]
 
 def _curl_command(services: Services, request: Request, access: JobAccess) -> str:
     """A command to copy. For a run with a short payload, the command starts another run with the same payload. For any
-    other job it reads the job.
+    other job, the command reads the job.
     """
     base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     curl = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'

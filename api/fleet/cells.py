@@ -1,8 +1,8 @@
 """/v1/cells: an operator of one cell sees the load of all cells, and finds the cell of a job or a tenant. A cell is one
 of several installations. Each tenant belongs to one cell.
 
-`/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` call these two
-endpoints of the other cells.
+`/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` answer for all
+cells: they call these two endpoints of the other cells.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ async def find_in_cells(request: Request, _caller: Operator, job: JobId = None, 
 
 
 def cells_of(services: Services) -> OtherCells:
-    """The other cells. Raises NotFound `no_cells` if the installation is not one of several cells."""
+    """The client of the other cells. Raises NotFound `no_cells` if the installation is not one of several cells."""
     if services.other_cells is None:
         raise NotFound("no_cells", "This installation is not a cell: LEASEHOLD_CELL is not set.")
     return services.other_cells
@@ -272,5 +272,7 @@ def _with_link(others: OtherCells, holder: Found, job: UUID | None) -> FoundInCe
 
 
 def _console_address(address: str, path: str | None) -> str | None:
-    """The address of a cell's console. `address`: of its API. `path`: None if the cell has no console."""
+    """The address of a cell's console. `address`: the address of the cell's API. `path`: the path of the console; None
+    if the cell has no console.
+    """
     return None if path is None else address + path

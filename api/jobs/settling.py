@@ -31,11 +31,13 @@ _DECISIONS = {"adopt": "adopted the order {ref}", "again": "ordered again", "giv
 
 
 async def settle(services: Services, access: JobAccess, body: SettleRequest) -> dict[str, str]:
-    """Settle the job, and return the RateLimit headers. Raises the problems that the endpoint `settleJob` documents."""
+    """Settle the job's order, and return the RateLimit headers. `access`: the job's row, its kind, and the caller.
+    Raises the problems that the endpoint `settleJob` documents.
+    """
     orders = access.kind.operations.unknown_orders  # how people settle the orders of this kind
     if orders is None:
         raise _nothing_to_settle(access)
-    effects: CreatedRun | None = None
+    effects: CreatedRun | None = None  # what must be published after the commit
     limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
         holders: Sequence[Mapping[str, Any]] = ()
@@ -45,7 +47,8 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
-            # The argument `queues` is empty, because `add_queues_of` adds the queues in which the job then waits.
+            # `submitting` checks and charges the tenant's limits, as for a new job. Its argument `queues` is empty,
+            # because `add_queues_of` adds the queues in which the job then waits.
             async with services.admission.submitting(connection, access.acting_caller.payer, {}) as charge:
                 step = await _write_settlement(services, connection, access, orders, body, holders)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
@@ -63,8 +66,8 @@ async def _find_holders(
     services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, ref: str
 ) -> Sequence[Mapping[str, Any]]:
     """The parameters of the other jobs whose step got the order as the provider's answer. The search may read thousands
-    of rows. So call this before the transaction locks the job, and before it locks the rates, for which other
-    submissions wait. Raises Invalid if the order cannot be adopted.
+    of rows. So call this before the transaction locks the job and the rates, because other submissions wait for the
+    locks of the rates. Raises Invalid if the order cannot be adopted.
     """
     if orders.holders is None or not orders.is_of_installation(access.row["params"]):
         return ()

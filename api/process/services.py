@@ -63,8 +63,8 @@ _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 @dataclass(slots=True)
 class Services:
-    """The shared parts. `pool` lends connections to requests, and tenants take turns at it. Background work of the
-    process uses the asyncpg pool inside `pool` directly.
+    """The shared parts. `pool` lends connections to requests; tenants take turns. Background work of the process uses
+    the asyncpg pool inside `pool` directly.
     """
 
     settings: Settings

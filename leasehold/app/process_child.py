@@ -1,5 +1,5 @@
-"""The program that runs `process=True` tasks in a separate process. A worker starts it, and sends it one call at a
-time.
+"""The program that runs `process=True` tasks in a separate process. A worker starts the program, and sends it one call
+after another.
 
 `python -m leasehold.app.process_child FD PARENT PATH...`. FD: the file descriptor of the channel to the worker. PARENT:
 the worker's process id. PATH: an entry of the worker's `sys.path`. The program has the worker's environment, disk and

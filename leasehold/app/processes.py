@@ -44,7 +44,7 @@ class Process:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._call_number = NO_CALL
+        self._call_number = NO_CALL  # the number of the present call, by which its frames are known
 
     @classmethod
     async def start(cls) -> Process:
@@ -125,13 +125,14 @@ class Processes:
     """The worker's pool of processes for one app. A process is reused, unless its last call was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
+        # One place for each process that may run at the same time.
         self._places = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
         self._idle_processes: list[Process] = []
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:
-        """Reserve one of the pool's processes for one `run` in the block. Yields True then. Yields False if no process
-        became free within WAIT_SECONDS.
+        """Reserve one of the pool's processes for one `run` in the block, and yield True. If no process becomes free
+        within WAIT_SECONDS, reserve nothing, and yield False.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -146,8 +147,9 @@ class Processes:
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
         """Run the call, and return the JSON of its result. `attempt`: the attempt of the task, which gets the
-        function's progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. Raises
-        NoneForked if the function could not begin. If the caller's asyncio task is cancelled, the process is killed.
+        function's progress, chunks and log lines. Raises Cancelled or a StepError if the function raises an error.
+        Raises NoneForked if the function could not begin. If the caller's asyncio task is cancelled, the process is
+        killed.
         """
         process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})

@@ -51,9 +51,9 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     the first job's page, and wait for Ctrl-C. `servers`: the arguments `database_url`, `amqp_url` and `s3` of
     Installation, for servers that run elsewhere.
 
-    Raises DemoFailed without the extra `media`, and if a result would replace another result or a picture. Also raises
-    it if the API or the store refuses a request or does not answer. At the end, raises it if a picture did not become
-    READY.
+    Before the start, raises DemoFailed if the extra `media` is not installed, or if a result would replace another
+    result or a picture. Later, raises DemoFailed if the API or the store refuses a request or does not answer. At the
+    end, raises DemoFailed if a picture did not become READY.
     """
     if not has_extra_media():
         raise DemoFailed("the demo processes pictures: pip install 'leasehold[embedded,media]'")

@@ -103,7 +103,7 @@ class Installation:
             self._external_variables |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
         rabbitmq = None if amqp_url else find_rabbitmq()
         self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=rabbitmq if patient else None)
-        self._late_rabbitmq = None if patient else rabbitmq
+        self._late_rabbitmq = None if patient else rabbitmq  # what starts after the other parts
         self._keeps_data = data is not None or database_url is not None
         self._cleanup = AsyncExitStack()  # stops all that was started
 
@@ -220,8 +220,8 @@ class Installation:
         return f"{', '.join(missing_fences)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
 
     def console_url(self, following: str = "/") -> str | None:
-        """The console's URL with a ticket that signs in anybody who opens it within a day. `following`: the path of the
-        page to open. None: the console is off.
+        """The console's URL with a ticket that signs in anybody who opens the URL within a day. `following`: the path
+        of the page to open. Returns None if the console is off.
         """
         sealing_keys = SecretStr(self.environment["LEASEHOLD_SEALING_KEYS"])
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
@@ -256,7 +256,9 @@ class Installation:
         self._processes.append(server)
 
     async def _stop(self, server: Server, seconds: float) -> None:
-        """Stop the API or the worker. It has the drain seconds and `seconds` more before a second signal."""
+        """Stop the API or the worker. The process gets a second signal if it has not ended after the drain seconds and
+        `seconds` more.
+        """
         await server.stop(signal.SIGTERM, grace=self._drain_seconds + seconds, again=_AGAIN_SECONDS)
 
     async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
@@ -318,9 +320,9 @@ class Installation:
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with these variables, for a process of the installation. For each NAME in `variables`,
-    the environment's NAME_FILE is left out, because a process refuses both together. The environment's LEASEHOLD_S3*
-    are left out, because they may describe another S3 service. If the environment names a proxy, the process does not
-    use it for 127.0.0.1.
+    the environment's NAME_FILE is left out, because a process refuses to start if both are set. The environment's
+    LEASEHOLD_S3* are left out, because they may describe another S3 service. If the environment names a proxy, the
+    process does not use it for 127.0.0.1.
     """
     files = {f"{name}_FILE" for name in variables}
     hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -344,9 +346,7 @@ def _text_of(value: object) -> str:
 
 
 def _stored_sealing_key(directory: Path) -> str:
-    """The key that encrypts secrets in the database, if the user has set none. A file in the directory of the data
-    keeps it.
-    """
+    """The key that encrypts secrets in the database, if the user has set none. A file in `directory` keeps the key."""
     file = directory / "sealing-key"
     if not file.exists():
         RunAs().write_file(file, Fernet.generate_key().decode())
@@ -362,7 +362,7 @@ def default_isolation() -> str:
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:
-    """Start RabbitMQ after the other parts. The start of RabbitMQ takes 8 s on all cores, and would delay them. If
+    """Start RabbitMQ after the other parts, because its start takes 8 s on all cores, and would delay these parts. If
     RabbitMQ does not start, the installation works without it.
     """
     await asyncio.sleep(_HEAD_START_SECONDS)

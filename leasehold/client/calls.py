@@ -72,7 +72,7 @@ class Call(Generic[T]):
         """The call with an idempotency key, if the API accepts one: the caller's own key, or else a new one.
 
         Raises ClientError for a key or a header that no request can have. Without this check, the HTTP library would
-        refuse the header while it connects. Its error would look as if the server did not answer.
+        refuse the header while it connects. The library's error would look as if the server did not answer.
         """
         for name, value in self.headers.items():
             if not _HEADER_VALUE.fullmatch(value):

@@ -15,7 +15,7 @@ class OtherBytes(LeaseholdError):
 
 def check_answer(answer: httpx2.Response) -> None:
     """Raises httpx2.HTTPStatusError for an answer that is no success. The error's message leaves out the URL, because
-    whoever reads a signed URL could use it. (`raise_for_status` would name the URL.)
+    anybody who reads a signed URL can use it. (`raise_for_status` would name the URL.)
     """
     if not answer.is_success:
         sentence = f"the store answered {answer.status_code}"
@@ -23,8 +23,8 @@ def check_answer(answer: httpx2.Response) -> None:
 
 
 async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
-    """Read an object, and check its size and SHA-256. Stop once there are too many bytes, because a long answer could
-    fill the memory.
+    """Read an object, and check its size and SHA-256. Stop once more than `size` bytes have come, because a long answer
+    could fill the memory.
 
     Raises OtherBytes, and httpx2.HTTPError when the store does not answer or refuses.
     """

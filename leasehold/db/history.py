@@ -83,7 +83,7 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     """Make the partitions of today and of `days_ahead` more days. If the oldest partition's day is older than
     `days_kept` days, or than _MOST_DAYS + 1 days, drop the partition. Before the drop, move the events of jobs that
     still exist to `kept_event`. While another session reads the table `event`, no day is made or dropped, and a later
-    call does both. Returns whether there is another day to drop.
+    call does both. Returns whether a further day must be dropped.
 
     A day without a partition is no error, because PostgreSQL puts its events into the default partition. SQL functions
     make and drop the partitions with the rights of the role that migrates, because this process's role may not own the

@@ -46,8 +46,8 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """The revision of a schema in a database (`revision`; None before the first migration), and the newest revision of
-    this release (`head`). `behind`: `leasehold migrate` must run. `newer`: a newer release has migrated the schema.
+    """`revision`: the revision of a schema in a database; None before the first migration. `head`: the newest revision
+    in this release. `behind`: `leasehold migrate` must run. `newer`: a newer release has migrated the schema.
     """
 
     revision: str | None
@@ -69,8 +69,8 @@ async def state_of(connection: Connection, schema: Schema) -> SchemaState:
     return SchemaState(revision, revision is None or is_older, is_newer, revisions.head)
 
 
-#: A thread holds this lock while it parses a file. With older releases of Python, `ast.parse` raises SystemError now
-#: and then if two threads parse at the same time (python/cpython#106905). A readiness check would then fail for no
+#: A thread holds this lock while it parses a file. With older releases of Python, `ast.parse` sometimes raises
+#: SystemError if two threads parse at the same time (python/cpython#106905). A readiness check would then fail for no
 #: reason.
 _parse_lock = Lock()
 

@@ -31,8 +31,9 @@ class AttemptIdentity(Protocol):
 
     @property
     def is_part(self) -> bool:
-        """Whether the job belongs to another pipeline, because a workflow (`ctx.run`) or a template uses this step's
-        code. Then other steps of the same job may have the same code, and only `task_id` distinguishes them.
+        """Whether this step is a part of another pipeline's job, because a workflow (`ctx.run`) or a template uses the
+        step's code. (This has nothing to do with the parts of a fan-out.) Then other steps of the same job may have the
+        same code, and only `task_id` distinguishes these steps.
         """
 
     @property
@@ -116,7 +117,7 @@ class Attempt(AttemptIdentity, Protocol):
         """Report how far this step is, 0 to 100. Call it as often as you like: the worker stores only some reports."""
 
     def emit(self, chunk: Any) -> bool:
-        """Append a chunk (a text, or another JSON value) to the job's stream. Clients follow the stream as it grows.
+        """Append a chunk (a text, or another JSON value) to the job's stream. Clients read the stream as it grows.
 
         Returns False if the attempt has emitted too much, so that its stream is cut. Raises TypeError for a value
         without a JSON form, and ValueError for a value with a NUL character.

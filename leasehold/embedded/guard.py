@@ -83,7 +83,9 @@ def kill_everything(server: int) -> None:
 
 
 class Guard:
-    """Waits for the end of the owner, the end of the server, and signals to forward, in one poll without a timer."""
+    """Waits, in one poll without a timer, for three events: the owner ends, the server ends, or a signal must be
+    forwarded.
+    """
 
     def __init__(self, owner: int, last_signal: int) -> None:
         self.last_signal = last_signal

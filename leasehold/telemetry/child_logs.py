@@ -52,9 +52,9 @@ def log_line(
     child: int,
     fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Log a line of a child. The caller's context names the attempt. The record has the name of the child's logger, but
-    this process makes no logger of that name, because a hostile child could send any number of names. `child`: the
-    child's process id. `trace`: the text of a traceback, or "".
+    """Log a line of a child. The log context of the caller names the attempt. The record has the name of the child's
+    logger, but this process makes no logger of that name, because a hostile child could send any number of names.
+    `child`: the child's process id. `trace`: the text of a traceback, or "".
     """
     if not _CHILD_LOG.isEnabledFor(line_level):
         return

@@ -90,8 +90,8 @@ def begin_traces(role: str) -> None:
 def span(
     name: str, kind: Kind = "INTERNAL", *, parent: Headers | None = None, **attributes: str | float
 ) -> AbstractContextManager[Span]:
-    """Measure the block. The parent of its span is the traceparent in the headers `parent`. Without `parent`, it is the
-    span around the block.
+    """Record a span for the block. The parent of this span is the traceparent in the headers `parent`. Without
+    `parent`, the parent is the span around the block.
 
     An attribute `messaging_system` is recorded as `messaging.system`.
     """
@@ -125,8 +125,8 @@ def _record(
 
 @contextmanager
 def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """Measure the publishing of messages with these headers: one span for each message. Yields the headers to send. In
-    them the `traceparent` names the message's span, so that the receiver's span becomes its child.
+    """Record the publishing of messages with these headers, with one span for each message. Yields the headers to send.
+    Their `traceparent` names the message's span, so that the receiver's span becomes the child of this span.
     """
     if _tracer is None:
         yield list(headers)

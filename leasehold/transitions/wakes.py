@@ -1,4 +1,4 @@
-"""`wake`: a snoozing step becomes due now, because an outside event (a callback, a message) concerns it."""
+"""`wake`: a snoozing step becomes due now, because of an outside event (a callback, a message)."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def _lock_now(path: Path, flags: int, locks: ExitStack) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory as far as possible, the lock file last. If something remains, the next worker to start tries
-    again.
+    """Remove the directory as far as possible, the lock file last. If something remains, the next worker that starts
+    tries again.
     """
     with suppress(OSError):
         for path in directory.iterdir():

@@ -164,8 +164,8 @@ class Heartbeat:
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
         """Whether the answer of `holds` is reliable. In three cases it is not:
-        - The database is away. This worker then has no presence, and other workers may take its tasks before it
-          notices.
+        - The database is away. This worker then has no presence, and other workers may take its tasks before this
+          worker notices that.
         - The task is being settled. PostgreSQL may have committed the settlement, and the task may be due again.
         - The lease has just expired, and the heartbeat has not marked it as lost yet.
         """

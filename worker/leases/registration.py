@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 60.0
 #: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
-#: Seconds for which a worker that ends waits for a connection of the pool. Without this limit it would wait without end
-#: if all connections are in use.
+#: Seconds for which a worker that ends waits for a connection of the pool. Without this limit, the worker would wait
+#: without end if all connections stay in use.
 _CONNECTION_SECONDS = 2.0
 #: Seconds that the release of all tasks may take at the end of a worker. If it takes longer, the usual reason is that
 #: somebody has locked the row of a job. Then the worker's row stays: by this row, other workers see that the owner of
@@ -48,9 +48,9 @@ class Registration:
         pool: str = "default",
         handlers: Iterable[str] | None = None,
     ) -> None:
-        """`slots`: the slots by queue, for all queues that the worker may ever serve. `pool`: LEASEHOLD_WORKER_POOL,
-        the name of a group of workers that scale together. `handlers`: the result of Pipelines.loaded_handlers; None:
-        the row names no handlers.
+        """`slots`: queue -> its number of slots, for all queues that the worker may ever serve. `pool`:
+        LEASEHOLD_WORKER_POOL, the name of a group of workers that scale together. `handlers`: the result of
+        Pipelines.loaded_handlers; None: the row names no handlers.
         """
         self.worker = worker
         self._queues = sorted(queues)
@@ -123,8 +123,8 @@ class Registration:
 
 @asynccontextmanager
 async def _missing_schema_as_outage() -> AsyncIterator[None]:
-    """Raise ConnectionError if the database lacks a table or a column that the block uses: `until_answered` then
-    repeats the block until a migration has made the table or column.
+    """Raise ConnectionError if the database lacks a table or a column that the block uses. Because of this error,
+    `until_answered` repeats the block until a migration has made the table or column.
     """
     try:
         yield

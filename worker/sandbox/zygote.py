@@ -1,7 +1,7 @@
 """The zygote of one pipeline: `python -m leasehold.worker.sandbox.zygote`, started by worker/sandbox/zygote_process.py.
 
 The zygote raises its fences (the mechanisms of the sandbox), loads the handlers, and then only forks: one child for
-each run. It never reads a client's bytes, so all its children start from the same clean state.
+each run. The zygote never reads a client's bytes, so all its children start from the same clean state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     control.send(ready.model_dump_json().encode())
     _preload(pipeline)  # after the answer: the worker serves meanwhile, and only its first run waits for the preload
     gc.collect()
-    gc.freeze()  # children share this memory; a garbage collection would write to it, and so copy it
+    gc.freeze()  # children share this memory; a collection would write to the memory, and so make copies of it
     gc.enable()
     _serve(control, pipeline, own_fences)
 

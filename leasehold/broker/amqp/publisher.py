@@ -97,7 +97,7 @@ class Publisher:
         self._topology = topology
         self._session: _Session | None = None
         self._patience_with_refusals = Patience(_REFUSED_SECONDS)
-        self.link = Link(settings, "publish", self._serve)
+        self.link = Link(settings, "publish", self._serve)  # connects, and runs `_serve` with each connection
         self.unroutable = 0  # how many messages RabbitMQ has returned
 
     @property
@@ -153,7 +153,7 @@ class Publisher:
         # keep the connection, because an alarm ends by itself.
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
-            session.abort()  # a stuck channel would hold up the handshake of the close
+            session.abort()  # no handshake, because a stuck channel would delay it
         if window.has_refusals:
             self._give_up_after_refusal(session)
         return window.confirmed

@@ -21,8 +21,8 @@ from leasehold.pipelines.generation.pipeline import GenerationParams, Withdrawal
 from leasehold.pipelines.generation.provider import NoAccess, OutcomeUnknown, Rejected, TryLater
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 
-#: How long the step waits before it checks again whether the generation's job has ended. The job's step `submit` may
-#: have been running when the client cancelled the job.
+#: How long the step waits before it checks again whether the generation's job has ended. The job may need a while to
+#: end, because its step `submit` may have been running when the client cancelled the job.
 _CHECK_AGAIN = timedelta(seconds=2)
 
 #: A worker opens the context once for all attempts of this pipeline. A handler finds it as `attempt.opened`.

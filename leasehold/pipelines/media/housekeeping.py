@@ -98,7 +98,7 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     An upload URL may outlive its picture. So the key of each picture has a row of `upload` until no object can arrive
     any more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
     Exception: if the URL admitted only one size (`exact`), a completed upload has no row, because no harmful object can
-    arrive while the picture exists. The picture goes now, so this function writes the row again.
+    arrive while the picture exists. Now the picture is deleted, so this function writes the row again.
     """
     await connection.execute(
         f"""

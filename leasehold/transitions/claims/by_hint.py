@@ -82,8 +82,8 @@ async def claim(
     these tasks the claim charges no loss.
 
     The result leaves out a task that has ended, is not due, or is unknown; a task with a living owner or with too many
-    losses; a task in a paused queue; and a task whose job is being cancelled. The caller must acknowledge the hints of
-    these tasks, too.
+    losses; a task in a paused queue; and a task whose job is being cancelled, unless the task is a due workflow. The
+    caller must acknowledge the hints of these tasks, too.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

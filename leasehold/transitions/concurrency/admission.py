@@ -182,7 +182,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 def new_search() -> Pauses:
-    """A clock for the searches (`_admit_behind`) of one caller of `admit`: the longer they take, the rarer they are."""
+    """A clock that says when the next search (`_admit_behind`) of one caller of `admit` is due. The longer the searches
+    take, the rarer they are.
+    """
     return Pauses(share=_SEARCH_SHARE, at_least=0.0, at_most=_OLDEST_SEARCH_SECONDS)
 
 
@@ -207,8 +209,8 @@ async def admit(
     skip_locked: bool = False,
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant go by priority, then by their start time. A job that one of its other limits holds back does not delay the
-    jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
+    tenant are admitted by priority, then by their start time. A job that another of its limits holds back does not
+    delay the jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     PostgreSQL reads all admitted jobs of the limits to find those that have ended.
@@ -302,8 +304,8 @@ async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
     """Call `admit` for all limits. If that fails, call it for each limit separately, and quarantine the limits that
-    fail again. A limit that another transaction has locked waits for a later call, because it must not delay the
-    others.
+    fail again. Limits that another transaction has locked are left to a later call, so that they do not delay the other
+    limits.
     """
     limits = sorted(set(names))
     try:

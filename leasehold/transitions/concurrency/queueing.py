@@ -144,8 +144,9 @@ async def _bounds(
     """The bounds that each limit's row gets, in the order of `limits`. A limit that follows a declared limit gets the
     present bounds of the declared limit, because the operator may have changed them since the job was made.
 
-    The bounds (None, None) change no existing row. A limit gets them in two cases. Either an operator declared this
-    limit, so its row has the bounds already. Or the operator has withdrawn the declared limit that this limit follows.
+    The bounds (None, None) change no existing row. A limit gets these bounds in two cases. First: an operator declared
+    this limit, so its row has the bounds already. Second: the operator has withdrawn the declared limit that this limit
+    follows.
     """
     # `declared_as`: the limit's own name if an operator declared this limit, else the name of the declared limit that
     # it follows. None: the limit has bounds of its own.

@@ -28,10 +28,11 @@ from leasehold.transitions.settlements.records import Settled
 from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
 
-# $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due immediately. $6: the workflow
-# is due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
-# (NULL: never). $8: for each workflow, the step that its calls start and that the same worker claims with this commit
-# (NULL: none). $9: the duration of that step's lease. A claimed step gets no hint.
+# $4: the calls of each workflow. $5: `news` when the worker read it; if `news` is higher now, the workflow is due
+# immediately. $6: the workflow is due when `news` has grown by this number (NULL: it waits for a time only). $7: the
+# workflow is due in any case after this many seconds (NULL: never). $8: for each workflow, the step that its calls
+# start and that the same worker claims with this commit (NULL: none). $9: the duration of that step's lease. A claimed
+# step gets no hint.
 #
 # HELD_IN_LIVE_JOB gives the CTEs `lease_batch` (the leases of this statement) and `held` (those that are still valid).
 # write_calls gives the CTE `steps`: the steps that the calls start. `wake_at` is not a time, but a value of `news`.

@@ -191,8 +191,8 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _BothModels:
-    """The figures of the float and the int8 model. `milliseconds`: model -> the time of one run; empty: not
-    measured.
+    """The figures of the float and the int8 model. `milliseconds` maps each model to the time of one run. It is empty
+    if the time was not measured.
     """
 
     comparison: Comparison = field(default_factory=Comparison)
@@ -201,8 +201,8 @@ class _BothModels:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
     def agreement(self) -> float:
-        """The share of the samples with equal top-1 answers of both models. If there are several outputs, the smallest
-        share.
+        """The share of the samples to which both models give equal top-1 answers. If the models have several outputs,
+        this is the smallest of their shares.
         """
         return min(output["top1_agreement"] for output in self.comparison.figures().values())
 
@@ -258,7 +258,7 @@ class _Quantisation:
 
 
 def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, float_layers: int) -> _BothModels:
-    """Run both models on each input. The answers to only one input at a time are in memory. `float_layers`: how many
+    """Run both models on each input. Memory holds only the answers to one input at a time. `float_layers`: how many
     layers the accuracy guard keeps in float.
     """
     params: ConversionParams = work.params
