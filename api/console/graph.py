@@ -1,8 +1,8 @@
 """Draws the graph of a job's steps for the job's page. The lines of the graph lead from left to right, from each step
 to the steps that need it. If the steps do not branch, there is no graph.
 
-Up to _MAX_PARTS parts of a step that fanned out (was split into parts) have a box each. If a step has more parts, they
-share one box. A workflow has no graph, because its code decides which step comes next. The timeline shows the order.
+If a step fanned out (was split into parts), up to _MAX_PARTS parts have a box each. More than _MAX_PARTS parts share
+one box. A workflow has no graph, because its code decides which step comes next. The timeline shows the order.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 
 
 def _levels(needs: Links) -> dict[str, int]:
-    """The column of each box: the next column after the rightmost box that it needs. Each round moves the boxes that
-    stand too far to the left. When no box has moved, all columns are right.
+    """The column of each box. A box stands in the column after the rightmost box that it needs. Each round moves the
+    boxes that stand too far to the left. When a round has moved no box, all boxes stand in their columns.
     """
     levels = dict.fromkeys(needs, 0)
     for _ in needs:  # a chain of all boxes, the slowest case, needs one round for each box
@@ -159,7 +159,7 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
-    """A curve from the right side of a box to the left side of another."""
+    """A curve from the right side of the box at `start` to the left side of the box at `end`."""
     x, y = start[0] + WIDTH, start[1] + HEIGHT // 2
     to_x, to_y = end[0], end[1] + HEIGHT // 2
     bend = max((to_x - x) // 2, 12)

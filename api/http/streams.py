@@ -30,8 +30,8 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 #: A stream reads at most this many events at once.
 _BATCH = 500
-#: The longest time of a stream, in seconds. To resume the stream, the client needs its API key. So a client whose key
-#: was revoked gets events for at most this long.
+#: A stream ends after this many seconds. To resume the stream, the client needs its API key. So a client whose key was
+#: revoked gets events for at most this many seconds.
 MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1  # the largest `integer` of PostgreSQL, the type of the column
 LastEventId: TypeAlias = Annotated[
@@ -54,9 +54,9 @@ async def stream(
     services: Services, tenant_id: str, job_id: UUID, after: int, fields: Callable[[EventView], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
     """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event, or when
-    the job is deleted. It ends earlier when the process stops, and after MAX_SECONDS; the client can then resume.
+    the job is deleted. It ends earlier when the process stops, and after MAX_SECONDS. Then the client can resume it.
 
-    `fields` gives the endpoint's own fields of an event.
+    `fields`: a function that returns the fields that the endpoint adds to an event.
     """
     ends_at = monotonic() + MAX_SECONDS
     has_ended = has_changed = False

@@ -15,8 +15,8 @@ from leasehold.db.database import Connection
 
 
 class Deadline:
-    """The time that a request may still wait for PostgreSQL. Other waits (for a body, for a change in a long poll, for
-    the store) count only if the request holds a connection meanwhile.
+    """The rest of the time that a request may wait for PostgreSQL. Other waits (for a body, for a change in a long
+    poll, for the store) count only if the request holds a connection meanwhile.
     """
 
     def __init__(self, seconds: float) -> None:

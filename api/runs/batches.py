@@ -93,7 +93,9 @@ async def create_runs(
 
     raw_body = await request.body() if idempotency_key else b""
     request_hash = fingerprint(b"POST /v1/runs/batch", raw_body)
-    async with services.bulk.turn(caller.tenant_id):
+    async with services.bulk.turn(caller.tenant_id):  # waits until the tenant may make another bulk write
+        # `once` runs `work` in a transaction, unless the idempotency key has an answer already. `retry_duplicates` does
+        # this again if another request has just started a run with one of the dedupe keys.
         answer = await retry_duplicates(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )

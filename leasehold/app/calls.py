@@ -94,8 +94,8 @@ class Callee(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """What `task.call(...)` returns, for `submit_many` and for a workflow. `params`: arguments that fit the task. `id`:
-    the id of the run, unless `options.id` names another id.
+    """What `task.call(...)` returns, for `submit_many` and for a workflow. `params`: the checked arguments. `id`: the
+    id of the run, unless `options.id` names another id.
     """
 
     task: Callee

@@ -189,7 +189,7 @@ class Processes:
 
 
 async def _watch(process: Process, attempt: Any) -> None:
-    """Ask the process to stop once the run is cancelled or the worker has lost the task's lease."""
+    """Wait until the run is cancelled, or the worker has lost the task's lease. Then ask the process to stop."""
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         try:

@@ -31,7 +31,7 @@ class ApiError(ClientError):
 
 
 class Unavailable(ClientError):
-    """The API did not answer within the client's `timeout`. Or an answer was lost, and the client must not repeat the
+    """The API did not answer within the client's `timeout`, or an answer was lost and the client must not repeat the
     request.
 
     `key`: the idempotency key. With the same key, the API does the request only once. None: the request had no key. A

@@ -41,7 +41,7 @@ FROM job j LEFT JOIN tail ON tail.job_id = j.id WHERE j.id = ANY($1::uuid[])
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The step and the attempt whose lines or chunks are read; None: any. `attempt`: its number, counted from 1."""
+    """The step and the attempt whose lines or chunks are read; None: those of any. `attempt`: a number from 1."""
 
     step: str | None = None
     attempt: int | None = None
@@ -77,7 +77,7 @@ async def log_end(connection: Connection, tenant_id: str, job_id: UUID, limit: i
 
 
 async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """By job: the number of its last line, or ENDED if the job has ended. Deleted jobs are absent."""
+    """Job -> the number of its last line, or ENDED if the job has ended. Deleted jobs are absent."""
     rows = await connection.fetch(LOG_NUMBERS, list(job_ids), ENDED)
     return {row["id"]: row["number"] for row in rows}
 
@@ -100,7 +100,7 @@ WHERE s.job_id = $1 AND s.tenant_id = $2 AND s.last > $3 AND ($4::text IS NULL O
 ORDER BY s.last LIMIT $6
 """
 
-# The last chunks that no later attempt supersedes.
+# Reads the last chunks that no later attempt supersedes.
 STREAM_END = """
 -- stream_end
 SELECT s.step, s.chunks
@@ -146,6 +146,6 @@ def _chunks_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
 
 
 async def stream_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """By job: the number of its last chunk, or ENDED if the job has ended. Deleted jobs are absent."""
+    """Job -> the number of its last chunk, or ENDED if the job has ended. Deleted jobs are absent."""
     rows = await connection.fetch(STREAM_NUMBERS, list(job_ids), ENDED)
     return {row["id"]: row["number"] for row in rows}

@@ -1,5 +1,5 @@
 """Computes the sizes of the pools of PostgreSQL connections. A process has at most `database_pool_size` connections to
-the primary. Some of these are dedicated to one use each, and the pool has the rest.
+the primary. Some of these connections are dedicated to one use each, and the pool has the rest.
 
 | process | dedicated connections | the pool |
 |---|---|---|

@@ -129,8 +129,8 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether reads go to the standby. They do if the last `note` found it usable, and no read from it has failed
-        since.
+        """Whether reads go to the standby. They do if the last `note` found the standby usable, and no read from the
+        standby has failed since.
         """
         return not self._problem
 
@@ -147,7 +147,7 @@ class Replica:
         """
         standby, problem = None, ""
         try:
-            async with asyncio.timeout(2 * self._host_timeout):  # to connect, and to answer
+            async with asyncio.timeout(2 * self._host_timeout):  # once to connect, and once to answer
                 standby = await self._position_of(self._pool, _STANDBY_POSITION)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
@@ -249,8 +249,8 @@ async def _ask(connection: Connection, statement: str, timeout: float | None = N
 
 @asynccontextmanager
 async def open_replica(settings: Settings, name: str, size: int, primary: Pool) -> AsyncIterator[Replica | None]:
-    """Lend the standby to the block, with a pool of at most `size` connections. None: the settings name no standby.
-    Opening makes no connection.
+    """Lend the standby to the block, with a pool of at most `size` connections. Yields None if the settings name no
+    standby. The opening of the pool makes no connection.
     """
     if not settings.database_replica_url.get_secret_value():
         yield None

@@ -1,4 +1,5 @@
-"""Computes the delay between a failed attempt and the next attempt, from a ladder of delays, with jitter.
+"""Computes the delay between a failed attempt and the next attempt. A ladder has one delay for each number of failures.
+The computed delay has jitter (a random part).
 
 Because of the jitter, tasks that failed at the same time do not all run again at the same time.
 """
@@ -26,7 +27,7 @@ def capped(seconds: float) -> float:
 
 
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:
-    """The delay after the `failures`-th failure of a task (1 is the first), before its next attempt.
+    """The delay between a failure of a task and its next attempt. `failures`: the number of its failures until now.
 
     The delay is random, between half of the ladder's delay and the whole delay. After the end of the ladder, its last
     delay repeats.

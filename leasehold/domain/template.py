@@ -176,7 +176,7 @@ class Template(_Declaration):
 
 
 def encoded_payload(payload: Mapping[str, Any]) -> bytes:
-    """The payload as JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for values such as 2**64."""
+    """The payload as JSON. Raises Invalid `payload_too_large`, or `invalid_payload` for a value such as 2**64."""
     try:
         encoded = orjson.dumps(payload)
     except TypeError as error:

@@ -34,7 +34,7 @@ KILLED_CODE = 128 + signal.SIGKILL  # the exit code of a process that SIGKILL en
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; does nothing where the system is not Linux."""
+    """Set an attribute of this process. Does nothing if the system is not Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -108,7 +108,7 @@ class Guard:
         self.stopped = self.stopped or number in STOP_SIGNALS
 
     def watch(self, owner: int) -> int | None:
-        """Add the owner's pidfd to the poll. None: the system has no pidfds.
+        """Add the owner's pidfd to the poll, and return it. Returns None if the system has no pidfds.
 
         The pipe alone is not enough, because a process that the owner forked may keep the pipe open after the owner's
         death.
@@ -148,8 +148,8 @@ class Guard:
         return KILLED_CODE if self.status is None else shell_code(self.status)
 
     def wait_for_event(self) -> bool:
-        """Wait for the next event, and forward signals to the server. False: the owner has ended, or a signal stops the
-        guard.
+        """Wait for the next event, and forward signals to the server. Returns False if the owner has ended, or if a
+        signal stops the guard.
         """
         ready = {fd for fd, _ in self.poll.poll()}
         if self.stopped or (self.owner_fd is not None and self.owner_fd in ready):

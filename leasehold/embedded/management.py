@@ -47,7 +47,7 @@ class Management:
         return True
 
     async def has_alarm(self) -> bool:
-        """Whether the broker has an alarm, which means that it is short of memory or disk, and reads nothing from
+        """Whether the broker has an alarm. An alarm means that the broker lacks memory or disk, and reads nothing from
         publishers.
 
         Raises:

@@ -43,6 +43,7 @@ class Replay:
         branch. Calls in the branches of these gathers do not count.
         """
         left = self._count_left()
+        # The entries that are left of a branch, minus those that are left of the gathers that the code has begun in it.
         return any(
             left[branch] > sum(left[f"{branch}{gather}."] for gather in range(1, gathers + 1))
             for branch, gathers in branches

@@ -26,11 +26,11 @@ class TenantLoad:
         self._counting = Pauses(share=COUNTING_SHARE, at_least=0.0, at_most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
-        """Tenant -> running steps, for the next poll. None: the next poll counts, if several tenants have work."""
+        """Tenant -> running steps, for the next poll. None: the next poll must count, if several tenants have work."""
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:
-        """Record a poll that ran from `started_at` until now. `running`: its count; None: the poll did not count."""
+        """Record a poll that ran from `started_at` until now. `running`: the poll's count; None: it did not count."""
         if running is not None:
             self._running = running
             self._counting.done(started_at)

@@ -23,7 +23,8 @@ class Claimed:
     priority: int
     errors: int  # attempts that failed or timed out
     crashes: int  # attempts whose child process died
-    #: The task's state before the claim. `running`: taken over. `waiting`: snoozed, suspended, or not due at first.
+    #: The task's state before the claim. `running`: the claim took the task over. `waiting`: the task snoozed, was
+    #: suspended, or had a start time.
     previous_state: str
     waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]

@@ -231,7 +231,7 @@ async def admit(
         # admission fails delays no other job.
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
-        # After a batch of the full size without a chosen job, the next batch would read the same jobs.
+        # After a batch of _MAX_BATCH jobs of which none was chosen, the next batch would read the same jobs.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
         if batch.chosen.has_more and not has_more and search is not None and search.due:
             hints += await _admit_behind(connection, batch.chosen, search, skip_locked=skip_locked)

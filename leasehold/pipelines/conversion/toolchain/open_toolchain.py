@@ -125,6 +125,7 @@ def quantise(work: Work) -> Done:
     inputs_to_run = samples(work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed)
     quantisation = _Quantisation(work, source, target, inputs_to_run)
     agreement = quantisation.make()
+    # If the agreement is too low, `guard` makes the int8 model again, with more and more of the worst layers in float.
     guarded = guard(agreement, quantisation.find_layers, quantisation.make) if params.accuracy_guard else None
     if quantisation.layers is None and (params.enable_evaluate or agreement < _GOOD_AGREEMENT):
         quantisation.find_layers()

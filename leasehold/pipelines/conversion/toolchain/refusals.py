@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from leasehold.domain.errors import Permanent, Retryable
 
-_MAX_CHARACTERS = 300
+_MAX_CHARACTERS = 300  # the most characters of a tool's reason
 
 
 def _one_line(reason: str) -> str:
