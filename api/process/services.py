@@ -1,7 +1,7 @@
 """The parts that all endpoints share. A process opens them once, in order, and closes them in the opposite order.
 
-They open even if PostgreSQL, the broker or the store is down, because the API must answer /livez then, and a submission
-needs no broker.
+The parts open even if PostgreSQL, the broker or the store is down, because the API must answer /livez then, and a
+submission needs no broker.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 @dataclass(slots=True)
 class Services:
-    """The shared parts. `pool` lends connections to requests; tenants take turns. Background work of the process uses
-    the asyncpg pool inside `pool` directly.
+    """The shared parts. `pool` lends connections to requests, and serves the tenants in turn. Background work of the
+    process uses the asyncpg pool inside `pool` directly.
     """
 
     settings: Settings

@@ -387,7 +387,7 @@ def operate(
 
 
 def preview(action: Literal["cancel", "retry", "delete"], q: str) -> Call[models.Preview]:
-    """What `operate` would act on: a count and examples. It changes nothing."""
+    """What `operate` would act on: a count and examples. A preview changes nothing."""
     body = {"action": action, "filter": q, "dry_run": True}
     return Call("POST", "/v1/operations", models.Preview.model_validate, body=body, keyed=True)
 

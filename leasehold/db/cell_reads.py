@@ -111,5 +111,5 @@ async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
 
 
 async def holder_of_tenant(connection: Connection, tenant_id: str) -> Row | None:
-    """As `holder_of_job`, for a tenant. Returns None if the tenant has no jobs, keys or people in this cell."""
+    """Like `holder_of_job`, but for a tenant. Returns None if the tenant has no jobs, keys or people in this cell."""
     return await connection.fetchrow(_TENANT, tenant_id)

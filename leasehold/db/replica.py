@@ -215,8 +215,8 @@ class Replica:
 
     def _instant_of(self, standby: _LogPosition, length: int | None = None) -> float:
         """The instant up to which the standby has every commit, which is the time of the newest note that it has
-        reached. `length`: the length of the primary's WAL; None: it is not known. It was read after `standby`, so a
-        standby of this primary never has more than this length. Raises ReplicaUnusable.
+        reached. `length`: the length of the primary's WAL; None: it is not known. This length was read after `standby`,
+        so a standby of this primary never has more than this length. Raises ReplicaUnusable.
         """
         position = standby.position
         if position is None:

@@ -1,10 +1,10 @@
 """The guard of one server: a small program that lets no process of the server outlive the server's owner (the process
 that started the guard).
 
-`leasehold.embedded.process` starts the guard as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It
-uses the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends this
-signal, and waits a little, before it kills the server. The guard kills the server and all processes that the server
-started, daemons included, in three cases:
+`leasehold.embedded.process` starts the guard as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`.
+The guard uses the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends
+this signal, and waits a little, before it kills the server. The guard kills the server and all processes that the
+server started, daemons included, in three cases:
 - when the owner ends in any way (the pipe to the guard closes, or the owner's pidfd reports the end);
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.

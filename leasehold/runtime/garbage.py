@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-#: Python collects the youngest generation after this many new objects. Its default (700 in Python 3.11) is too small,
+#: Python collects the youngest generation after this many new objects. The default (700 in Python 3.11) is too small,
 #: because one batch of claims makes thousands of objects. Garbage that waits for a collection takes a few megabytes.
 _YOUNG = 20_000
 #: After this many collections of a generation, Python also collects the next older generation.

@@ -32,8 +32,8 @@ class Replay:
         return self._entries.get(place)
 
     def goes_on(self, branch: str) -> bool:
-        """Whether entries of this branch, or of the branches below it, are left. They are calls that an earlier attempt
-        of the run has made, and that the code has not reached yet.
+        """Whether entries of this branch, or of the branches below it, are left. These entries are calls that an
+        earlier attempt of the run has made, and that the code has not reached yet.
         """
         return self._count_left()[branch] > 0
 

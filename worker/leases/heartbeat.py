@@ -101,7 +101,7 @@ class Heartbeat:
     async def wait_for_presence(self, within: float) -> None:
         """Wait until this worker is present for the first time (or presence is off), at most `within` seconds. Without
         presence, no other worker would see the death of this worker, and its tasks would wait until their leases pass.
-        If the database is away, this returns after `within` seconds, and the heartbeat goes on trying.
+        If the database is away, this method returns after `within` seconds, and the heartbeat goes on trying.
         """
         await asyncio.to_thread(self._connected.wait, within)
 
@@ -238,8 +238,8 @@ class Heartbeat:
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _watch_trust(self, tick: float) -> None:
-        """Mark leases as lost when they are no longer trusted. This runs in an asyncio task of its own, because a
-        renewal may wait for an answer for longer than a lease is trusted.
+        """Mark leases as lost when they are no longer trusted. This method runs in an asyncio task of its own, because
+        a renewal may wait for an answer for longer than a lease is trusted.
         """
         while True:
             self._lose_untrusted()
@@ -335,8 +335,8 @@ class Heartbeat:
             self._mark_cancelled(held)
 
     async def _read_cancels(self) -> None:
-        """Read which jobs are being cancelled. This runs at every tick, which is more often than the renewals. So a
-        step learns of a client's cancel within a second.
+        """Read which jobs are being cancelled. This method runs at every tick, which is more often than the renewals.
+        So a step learns of a client's cancel within a second.
         """
         assert self._connection is not None
         with self._lock:

@@ -44,9 +44,9 @@ class Left(BaseModel):
 
 
 class Canary(BaseModel):
-    """The jobs that go first. `until`: the Unix time by which these jobs must have ended. It is None while the
-    operation has not acted on all of these jobs. It is also None after these jobs have stopped the operation, and a
-    person has retried the operation. `passed`: whether the operation may go on after these jobs; None: not known yet.
+    """The jobs that go first. `until`: the Unix time by which these jobs must have ended. It is None until the
+    operation has acted on all of these jobs. It is None again if these jobs have stopped the operation, and a person
+    has retried the operation. `passed`: whether the operation may go on after these jobs; None: not known yet.
     """
 
     job_ids: list[UUID] = Field(default_factory=list)

@@ -35,15 +35,15 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: whether the claim charges the task a loss. It does if the task was running, because then an attempt was lost.
-# Exception: the owner itself holds the task, and claims it again. Then no attempt was lost, but only the answer to the
-# owner's earlier claim. So a failover, which loses many answers, charges no task a loss.
+# SQL: whether the claim charges the task a loss. The claim does if the task was running, because then an attempt was
+# lost. Exception: the owner itself holds the task, and claims it again. Then no attempt was lost, but only the answer
+# to the owner's earlier claim. So a failover, which loses many answers, charges no task a loss.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1: the ids of the tasks. $2: the owner. $3: the duration of the lease. $4: a running task with this many losses is
 # not taken over. $5: the dead owners. $6: whether the owner also claims again the tasks that it holds. `mark_claimed`
-# adds the CTEs that claim the tasks. In the conditions that it gets, `t` is the task. Its last CTE, `numbered_tasks`,
-# has a row for each claimed task.
+# adds the CTEs that claim the tasks. In the conditions that `mark_claimed` gets, `t` is the task. The last of these
+# CTEs, `numbered_tasks`, has a row for each claimed task.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (

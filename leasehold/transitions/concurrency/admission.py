@@ -31,9 +31,9 @@ _MAX_BATCH = 500
 #: If the caller knows which jobs have ended, the first batch reads twice as many waiting jobs as have ended, but at
 #: least this many. The batch is small, because there is seldom room for more than a few jobs.
 _MIN_BATCH = 32
-#: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
-#: More than 2,000 full limits exist only if each value of a payload has its own limit. Then a search is not needed,
-#: because a batch reads the first jobs of each limit, so a full limit hides no job of another limit.
+#: A search (`_admit_behind`) passes over the jobs at full limits. The search ends when it has found more full limits
+#: than this. More than 2,000 full limits exist only if each value of a payload has its own limit. Then a search is not
+#: needed, because a batch reads the first jobs of each limit, so a full limit hides no job of another limit.
 _MAX_FULL = 2000
 #: The largest share of its time that a process spends on searches. When the last search is _OLDEST_SEARCH_SECONDS ago,
 #: the next search is due in any case.

@@ -101,8 +101,8 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     writes about `PIECE_SIZE` tasks.
 
     After the commit, the caller must publish the returned hints, and call `concurrency.admit` for jobs with concurrency
-    limits. These jobs are held until then. A job id that exists already raises asyncpg.UniqueViolationError and writes
-    nothing. Raises Invalid when the parameters skip every step.
+    limits. Until this call, these jobs are held. A job id that exists already raises asyncpg.UniqueViolationError and
+    writes nothing. Raises Invalid when the parameters skip every step.
     """
     most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)
