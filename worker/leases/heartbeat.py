@@ -186,7 +186,7 @@ class Heartbeat:
     def _thread_main(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 - of any kind: this worker cannot renew its leases any more
+        except Exception as error:  # noqa: BLE001 - after any error, this worker cannot renew its leases
             self._main_loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _run(self) -> None:
@@ -232,7 +232,7 @@ class Heartbeat:
             if isinstance(error, TimeoutError) and self._connection is not None:
                 await end_timed_out(self._connection)
             self._disconnect()
-        except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` marks leases that are not renewed
+        except Exception as error:  # noqa: BLE001 - after any error, `_watch_trust` marks leases as lost in time
             record_unforeseen("heartbeat", error)
             self._disconnect()
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
