@@ -93,8 +93,8 @@ class Call(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
     """A page of a list. It may have few items, or none, although a page follows. `next_cursor`: the cursor of the next
-    page; None: this is the last page. `searched_back_to`: a search has ended the page early, and has not searched the
-    jobs that were made at this instant (ISO 8601) or before; None: no search has ended early.
+    page; None: this is the last page. `searched_back_to`: the search ended early, and has not searched the jobs that
+    were made at this instant (ISO 8601) or before; None: the search did not end early.
     """
 
     items: list[T]

@@ -16,11 +16,13 @@ from leasehold.db.task_lines import lines_of_all_queues
 MAX_COUNTED = 1000
 
 # Returns one row with the numbers that `load` describes. Tasks, steps and tenants are counted up to about $1. A worker
-# counts as living if it had a heartbeat within the last $2 seconds. `line` has a row for each queue, priority and
-# tenant with waiting tasks (task_lines.py). `share.max_tasks`: at most this many tasks of each line are counted, so
-# that all lines together count about $1 tasks. `due_tasks`: for each line, how many tasks could start now (`n`), and
-# when the oldest of them became due. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The
-# recursive CTEs jump through an index from one value to the next, and `nth` counts the values.
+# counts as living if it had a heartbeat within the last $2 seconds.
+#
+# `line` has a row for each queue, priority and tenant with waiting tasks (task_lines.py). `share.max_tasks`: at most
+# this many tasks of each line are counted, so that all lines together count about $1 tasks. `due_tasks`: for each line,
+# how many tasks could start now (`n`), and when the oldest of them became due. `failing_tenant`: tenants with failed
+# tasks. `tenant`: tenants with jobs. The recursive CTEs jump through an index from one value to the next, and `nth`
+# counts the values.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE {lines_of_all_queues("$1")}, share AS (

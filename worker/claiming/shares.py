@@ -25,8 +25,9 @@ class Rooms:
 
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
-    `others_overdue`: for a tenant that is not in `by_tenant`, the poll leaves a `pending` task to its hint until the
-    task has been due for this many seconds; None: for as long as for the tenants in `by_tenant`.
+    `others_overdue`: the poll first leaves a `pending` task to its hint. If the task's tenant is not in `by_tenant`,
+    the poll claims the task only once it has been due for this many seconds. None: this time is as long as for the
+    tenants in `by_tenant`.
     """
 
     by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Shares:
         #: Shared slots.
         self.slots = at_most + at_most // GREED if reserve else at_most
         self.reserve = reserve
-        self.busy = 0
+        self.busy = 0  # slots in which a step runs
         #: Free slots that are kept for a poll: hints may not take them.
         self.kept_for_poll = 0
         self._poll: tuple[int, Rooms] | None = None  # the limit and the rooms of the poll that runs now

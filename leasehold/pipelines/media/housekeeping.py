@@ -56,9 +56,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """The id and the key of each expired picture that has no job. There are three cases: the upload of the picture was
-    not completed in time; or the upload was refused, and the row was kept for a while; or a client deleted the picture.
-    The duty deletes the objects first, then calls `forget_jobless_pictures`.
+    """The id and the key of each expired picture that has no job. There are three kinds: pictures whose upload was not
+    completed in time, pictures whose upload was refused (their rows are kept for a while), and pictures that a client
+    deleted. The duty deletes the objects first, then calls `forget_jobless_pictures`.
 
     The result leaves out pictures whose deletion failed lately, and pictures of tenants that move to another cell
     (another installation). SKIP LOCKED also leaves out a picture whose completion began in time and is not committed

@@ -81,9 +81,11 @@ async def claim(
     `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. For
     these tasks the claim charges no loss.
 
-    The result leaves out a task that has ended, is not due, or is unknown; a task with a living owner or with too many
-    losses; a task in a paused queue; and a task whose job is being cancelled, unless the task is a due workflow. The
-    caller must acknowledge the hints of these tasks, too.
+    The result leaves out these tasks, but the caller must acknowledge their hints, too:
+    - a task that has ended, is not due, or is unknown
+    - a task with a living owner, or with too many losses
+    - a task in a paused queue
+    - a task whose job is being cancelled, unless the task is a due workflow
     """
     requested_at = monotonic()
     rows = await connection.fetch(

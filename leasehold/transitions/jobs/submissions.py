@@ -15,8 +15,8 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip writes any number of jobs. The statement does not join jobs with tasks, because the planner does not
-# know how many rows the CTEs have, and might compare each task of a batch with each job of the batch.
+# One round trip writes any number of jobs. The statement does not join jobs with tasks. The reason: the planner does
+# not know how many rows the CTEs have, and might compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until the limits admit the job, it is held, and `start_within_seconds` is its
 # time limit.
 # If `not_before` is NULL or has passed, `greatest` gives the present time. So the job comes after all jobs that are due

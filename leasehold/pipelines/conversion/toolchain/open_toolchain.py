@@ -50,8 +50,8 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, 
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, infer_shapes, specification
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
 
-#: If the int8 model and the float model give equal top-1 answers for a smaller share of the samples than this, the
-#: report names the worst layers even if the parameters do not ask for them.
+#: The agreement is the share of the samples to which the int8 model and the float model give equal top-1 answers. Below
+#: this agreement, the report names the worst layers even if the parameters do not ask for them.
 _GOOD_AGREEMENT = 0.95
 #: The progress (in percent) that the step `quantise` reports while the accuracy guard works. The number stays the same,
 #: because nobody knows how many rounds the guard needs.
