@@ -1,1 +1,1 @@
-"""The schema's revisions, imported as `leasehold.migrations`; Alembic runs them."""
+"""The revisions of the database schema, which Alembic runs. The package is imported as `leasehold.migrations`."""

@@ -40,9 +40,9 @@ HEADERS = {
 #: The header with the mark of a page: a hash of its content. A refresh sends the mark back. If the content is the same,
 #: the answer is 204.
 MARK = "X-Console-Mark"
-#: The cookie with the sentence that the page after a form shows.
+#: The cookie with the sentence that the next page shows after a person has sent a form.
 FLASH = "leasehold_flash"
-#: The most characters of a JSON value on a page.
+#: A page shows at most this many characters of a JSON value.
 _MAX_JSON = 12_000
 #: The process remembers the last page of at most this many pairs of a session and a URL.
 _MAX_LAST_PAGES = 2000
@@ -106,7 +106,7 @@ def page(
     rendered.
 
     The layout itself uses two of `values`. Every `refresh_seconds` seconds, an open page fetches its new content from
-    `refresh_url`. Without `refresh_seconds`, or if it is 0 or None, the page is not refreshed.
+    `refresh_url`. If `refresh_seconds` is missing, 0 or None, the page is not refreshed.
     """
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -146,9 +146,9 @@ def page(
 
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
-    """The answer 204, if the browser's page is up to date. If not, None: the page must be rendered. The page is up to
-    date if it is the last page that the session got from this URL, and if it was rendered from an equal `made_of`. An
-    endpoint whose page needs many reads calls this function first.
+    """The answer 204 if the browser's page is up to date. Otherwise None, and the page must be rendered. The page is up
+    to date if it is the last page that the session got from this URL, and if it was rendered from an equal `made_of`.
+    An endpoint whose page needs many reads calls this function first.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
@@ -221,8 +221,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. A refresh has none, because the page that shows the sentence also deletes its cookie.
-    If a refresh of another open page showed the sentence first, the page after the form would show nothing.
+    """The sentence for this page. A refresh gets no sentence, because the page that shows the sentence also deletes its
+    cookie. If a refresh of another open page showed the sentence, the page after the form would show none.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -258,7 +258,9 @@ def iso(value: datetime | str) -> str:
 
 
 def ago(value: datetime | str | None) -> Markup:
-    """The time from now to an instant; on hover, the exact instant."""
+    """An HTML element that says how long ago the instant was, or in how long it comes. On hover the browser shows the
+    exact instant. Empty for None.
+    """
     if value is None:
         return Markup("")
     moment = _as_datetime(value)
@@ -268,7 +270,7 @@ def ago(value: datetime | str | None) -> Markup:
 
 
 def between(start: datetime | str | None, end: datetime | str | None) -> float | None:
-    """Seconds from `start` to `end`. None: one of them is unknown."""
+    """Seconds from `start` to `end`. None if one of the two is unknown."""
     return None if start is None or end is None else max(0.0, (_as_datetime(end) - _as_datetime(start)).total_seconds())
 
 

@@ -31,7 +31,7 @@ from leasehold.domain.job_filter import JobFilter
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
-#: The number of schedules on a page, and of runs on the page of a schedule.
+#: A page of the list shows at most this many schedules, and the page of a schedule shows at most this many of its runs.
 _PAGE, _RUNS = 50, 20
 #: The format of a tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"

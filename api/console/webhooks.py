@@ -1,6 +1,6 @@
 """The pages of webhooks: their URLs, and their deliveries with the answers.
 
-A person sends a test, delivers a message again, and enables and disables a webhook.
+On these pages a person sends a test message, delivers a message again, and enables or disables a webhook.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The member `tags` of requests that submit jobs. Also `json_of_request`, the JSON of a request. By a fingerprint of
-this JSON, the API recognises a repeated request.
+"""Defines the member `tags` of requests that submit jobs. Also makes the JSON of a request (`json_of_request`). The API
+stores a fingerprint (a hash) of this JSON, by which it recognises a repeated request.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from pydantic import AfterValidator, BaseModel, Field, JsonValue
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, RESERVED, check_given_tags
 
-#: A rule of `check_given_tags`, for clients that check their requests by the OpenAPI document: a value contains no NUL.
+#: A pattern for the value of a tag: the value contains no NUL. `check_given_tags` enforces this rule; the pattern is
+#: for clients that check their requests by the OpenAPI document.
 _WITHOUT_NUL: dict[str, JsonValue] = {"pattern": r"^[^\u0000]*$"}
-#: Members that requests did not have in the first release.
+#: Members of requests that were added after the first release.
 _LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")
 
 

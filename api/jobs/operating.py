@@ -44,8 +44,8 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class SubmittedOperation:
-    """The answer with the operation's JSON, and the RateLimit headers. There are no headers if the answer repeats an
-    earlier answer, or if no rate is limited.
+    """The answer with the operation's JSON, and the RateLimit headers. The headers are empty if the answer repeats an
+    earlier answer, or if no rate limit applies.
     """
 
     answer: Answer
@@ -115,7 +115,9 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
 
 
 def _readable(services: Services, caller: Caller, scope: Scope) -> Scope:
-    """The jobs in `scope` of those kinds that the caller may also read. A key may have only a kind's write scope."""
+    """The jobs in `scope` of those kinds that the caller may also read. Some kinds may be left out, because an API key
+    may have only the write scope of a kind.
+    """
     permitted = permitted_jobs_of(services, caller)
     pipelines = tuple(name for name in scope.pipelines if name in permitted.pipelines)
     return replace(scope, pipelines=pipelines, runs=scope.runs and permitted.runs)

@@ -102,16 +102,16 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit, or None if the job is no longer failed. Then nothing has changed. `params`: the new parameters. If None, the
-    job keeps its old parameters, or gets those that its kind sets. `from_step`: the first step to run again. If None,
-    it is the failed step. `cause`: who retries the job, for its history.
+    commit, or None if the job is no longer failed; nothing has changed in this case. `params`: the new parameters. If
+    None, the job keeps its old parameters, or gets those that its kind sets. `from_step`: the first step to run again.
+    If None, it is the failed step. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first, because afterwards the job's row no longer shows
     the failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the
     Conflict of the kind's `after_retry`.
     """
     # Lock the dedupe keys before `dispatch`, which may write an `on_failure` run and so lock concurrency limits. A
-    # debounced submission locks keys before limits, too. Another order could deadlock.
+    # debounced submission also locks keys before limits. If this function used another order, the two could deadlock.
     await debounce.lock_keys_of_jobs(connection, target.tenant_id, [target.id])
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:

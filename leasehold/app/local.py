@@ -27,7 +27,7 @@ class LocalAttempt:
 
     number = 1
     errors = 0
-    is_part = False  # no workflow and no template has this step done
+    is_part = False  # the step belongs to the task's own pipeline, not to a workflow or a template
     opened = None
 
     def __init__(self, tenant: str, terms: TaskTerms | None = None) -> None:

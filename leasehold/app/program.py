@@ -1,5 +1,5 @@
-"""Finds the names by which other processes import an app and its tasks. These are the processes of `process=True` tasks
-and of isolated tasks.
+"""Finds the names by which other processes import an app and its tasks, and checks that an import does not run the
+program again. The other processes run the app's `process=True` tasks and its isolated tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class TaskOfProgram(Protocol):
-    """The parts of a Task that this module uses. app.py imports this module, so this module cannot import app.py."""
+    """The parts of a Task that this module and app/serving.py use. app.py imports this module, so this module cannot
+    import app.py.
+    """
 
     name: str
     location: str
@@ -32,7 +34,7 @@ class TaskOfProgram(Protocol):
 
 
 class AppOfProgram(Protocol):
-    """The parts of an App that this module uses. `module`: the module that makes it."""
+    """The parts of an App that this module and app/serving.py use. `module`: the module that makes the app."""
 
     name: str
     module: str
@@ -68,7 +70,7 @@ def importable_name(module: str) -> str | None:
 
 def _is_found(name: str, path: Path) -> bool:
     """Whether Python finds the module `name` in this file."""
-    if "." in name:  # find_spec would import a package with the first part of the name
+    if "." in name:  # find_spec("a.b") would import the package `a`
         return False
     try:
         spec = find_spec(name)
@@ -91,11 +93,12 @@ def modules_of(tasks: Iterable[TaskOfProgram]) -> list[str]:
 
 
 def source_of(app: AppOfProgram) -> str:
-    """The `module:name` by which another process imports the app. The module that makes the app is preferred, and then
-    the modules that declare its tasks. Raises DeclarationError if the app is not a global variable of a module that
-    another process can import.
+    """The `module:name` by which another process imports the app. This function searches the module that makes the app
+    first, then the modules that declare its tasks, then all other modules. Raises DeclarationError if the app is not a
+    global variable of a module that another process can import.
     """
-    # Whether the app is a global variable of the main module, which no other process can import by a name.
+    # Whether the app is a global variable of a module that no other process can import. Only the main module may be
+    # such a module.
     is_of_main = False
     for module in _modules_that_may_have(app):
         # `sys.modules` has None for a module whose import is blocked.
@@ -119,11 +122,12 @@ def _modules_that_may_have(app: AppOfProgram) -> Iterator[str]:
 
 
 def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Settings) -> tuple[str, list[str]]:
-    """How the child processes of isolated tasks load the app. Returns the `module:name` of a registry that has the
-    pipelines `isolated`, and the modules that declare these tasks, which a child imports first. Raises
-    DeclarationError.
+    """How the child processes of isolated tasks load the app. `isolated`: the names of their pipelines. Returns the
+    `module:name` of the app, and the names of the modules that declare these tasks. A child imports these modules
+    before the app. Raises DeclarationError.
 
-    If the app is not a global variable of a module, the registry is the one that the setting `pipelines` names.
+    If no other process can import the app by a name, this function returns the setting `pipelines` instead, if it is
+    set. It names a registry, which must have all the pipelines `isolated`.
     """
     isolated = list(isolated)
     modules = modules_of(app.tasks[name] for name in isolated if name in app.tasks)
@@ -143,8 +147,8 @@ def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Set
 
 
 def check_program(modules: Collection[str]) -> None:
-    """Raises DeclarationError if a process that imports the modules would run this program again. This is so if one of
-    them is the module that Python runs as the program, and nothing in that module compares `__name__`.
+    """Raises DeclarationError if a process that imports the modules would run this program again. An import does so if
+    the module is the one that Python runs as the program, and nothing in it compares `__name__`.
     """
     main = next((module for module in _MAIN if (importable_name(module) or "") in modules), None)
     file = None if main is None else getattr(sys.modules[main], "__file__", None)

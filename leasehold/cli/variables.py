@@ -13,7 +13,7 @@ from leasehold.settings import Settings
 
 
 class _PipelinesAlone(BaseSettings):
-    """Reads LEASEHOLD_PIPELINES only, so that the command also works while another variable is wrong."""
+    """Reads LEASEHOLD_PIPELINES only, so that the command also works while another variable has a wrong value."""
 
     model_config = Settings.model_config
 

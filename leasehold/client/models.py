@@ -1,4 +1,4 @@
-"""The answers of the API as the clients return them. Fields that a newer API adds are kept, too."""
+"""The answers of the API, as the Python clients return them. Fields that a newer API adds are kept, too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Output(Answer):
 
 
 class Accepted(Answer):
-    """A run that was started, or the unfinished run that has the same dedupe key. `version`: of the template."""
+    """A run that was started, or the unfinished run that has the same dedupe key. `version`: the version of the
+    template.
+    """
 
     id: UUID
     status: Status
@@ -86,8 +88,9 @@ class RunStep(Answer):
 
 
 class Progress(Answer):
-    """How far a run is. `steps`: at most 1,000. `step_count`: the number of all steps. `next_cursor`: the `cursor` of
-    `get_run` for the next steps. None: there are no more steps; an API of an earlier release gives all in `steps`.
+    """How far a run is. `steps`: at most 1,000. `step_count`: the number of all steps. `next_cursor`: pass it to
+    `get_run` as `cursor` to get the next steps; None: there are no more steps. An API of an earlier release puts all
+    steps into `steps`.
     """
 
     percentage: int
@@ -275,7 +278,7 @@ class DeadLetterGroup(Answer):
 
 
 class Explanation(Answer):
-    """`reasons`: why the job does not run now. `ledger`: what the workers did with it."""
+    """`reasons`: why the job does not run now. `ledger`: what the workers did with the job."""
 
     reasons: list[dict[str, Any]]
     ledger: list[dict[str, Any]]
@@ -332,7 +335,8 @@ class Generation(Answer):
 
     @property
     def ended(self) -> bool:
-        # unknown: there is no such generation, or its result has expired or was consumed. So nothing follows.
+        # `unknown`: there is no such generation, or its result has expired or was consumed. The state does not change
+        # any more.
         return self.status_text in ("completed", "failed", "unknown")
 
 

@@ -13,14 +13,14 @@ from leasehold.db.job_reads import Row
 
 #: At most this many due tasks of each queue are counted, and at most this many leases are read in all queues together.
 MAX_COUNTED = 10_000
-#: A `line` is the waiting tasks of one tenant with one priority in a queue. At most this many lines of a queue are
-#: read.
+#: A `line` is all tasks of one tenant with one priority in a queue that wait to run, now or later. At most this many
+#: lines of a queue are read.
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the
 # first task of each line; `nth` counts the lines of a queue. Then the statement counts at most `share.max_tasks` due
 # tasks of each line. The CTE `share` divides the $2 tasks of a queue evenly among its lines.
-# $1 the queues, $2 the most due tasks that are counted in a queue, $3 the most lines that are read of a queue.
+# $1 the queues. Of each queue, the statement counts at most $2 due tasks, and reads at most $3 lines.
 _DUE = """
 -- scaling_due
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -53,9 +53,9 @@ WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
 GROUP BY line.queue
 """
 
-# The running attempts of each queue. `attempt_seconds`: about how long an attempt takes. At any moment attempts are
-# half done on average, so this is twice the average age of the attempts that run now.
-# $1 the queues, $2 the most leases that are read.
+# The running attempts of each queue. `attempt_seconds`: about how long an attempt takes. At any moment the running
+# attempts are half done on average, so an attempt takes about twice their average age.
+# $1 the queues. The statement reads at most $2 leases.
 _RUNNING = """
 -- scaling_running
 SELECT lease.queue, w.version, count(*)::int AS running,
@@ -76,14 +76,14 @@ ORDER BY w.started_at DESC LIMIT 10000
 
 
 async def due_tasks(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
-    """By queue: the tasks that could start now (`due`), and the seconds that the oldest of them has waited (`oldest`).
-    Paused queues, and queues without tasks, are absent.
+    """By queue: the number of tasks that could start now (`due`), and the seconds that the oldest of them has waited
+    (`oldest`). Paused queues, and queues without tasks, are absent.
     """
     return await connection.fetch(_DUE, list(queues), MAX_COUNTED, MAX_LINES)
 
 
 async def running_attempts(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
-    """By queue and version of the worker: the running attempts, and about how long an attempt takes."""
+    """By queue and version of the worker: the number of running attempts, and about how long an attempt takes."""
     return await connection.fetch(_RUNNING, list(queues), MAX_COUNTED)
 
 

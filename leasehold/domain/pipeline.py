@@ -23,17 +23,18 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.domain.json_pointer import find_value
 from leasehold.domain.option_types import check_time, check_whole
 
-#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share. (Inline
-#: handlers run in the worker's own process.)
+#: A function that takes the worker's settings (leasehold.settings.Settings), and opens the object that the pipeline's
+#: inline handlers share. (Inline handlers run in the worker's own process.)
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
-#: Takes an attempt of an inline step. The worker enters the context before the attempt, and leaves it afterwards.
+#: A function that takes an attempt of an inline step, and returns a context. The worker enters the context before the
+#: attempt, and leaves it afterwards.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
-#: As Around. The context also yields whether there is room for the attempt.
+#: Like Around, but the context yields whether there is room for the attempt.
 Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
 #: An Opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
-#: Takes the worker's settings, and the files of an isolated step by output name. Changes the files before the worker
-#: stores them.
+#: A function that takes the worker's settings, and the files of an isolated step by output name. It changes the files
+#: before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -43,7 +44,7 @@ MIB = 1024 * 1024
 
 
 def pinned_queue(queue: str, label: str | None) -> str:
-    """The queue whose tasks only workers with the label `label` claim. Without a label: `queue` itself."""
+    """The queue whose tasks only workers with the label `label` claim. If `label` is None, it is `queue` itself."""
     return queue if label is None else f"{queue}@{label}"
 
 
@@ -53,7 +54,7 @@ def unpinned_queue(queue: str) -> str:
 
 
 class NoParams(BaseModel):
-    """A pipeline without parameters."""
+    """The parameters of a pipeline that has none."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -101,19 +102,19 @@ class Step:
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
-    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too. Except
-    for parts, an output's name belongs to the whole job: a step replaces another step's output with the same name.
+    `writes`: the primary output. The worker stores it last, so if it exists, the step's other outputs exist, too. All
+    steps of a job, except parts, share the names of outputs: a step replaces another step's output with the same name.
     `version`: raise it when the code gives other output bytes for the same input.
-    `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
+    `part`: this step runs only when another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
     `retry_ladder`: the delays before the second attempt, the third, and so on. A template over HTTP that uses the
     step's handler has its own delays, in its retry policy.
-    `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
+    `timeout_is_final`: after an attempt that runs longer than `timeout`, there is no further attempt.
     `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
     `workflow`: the handler is a workflow of an app, which keeps the run's journal. A run has one journal.
-    `handler`: the `PIPELINE.STEP` of another step, declared in code, whose handler does this step, too. Templates that
-    clients write over HTTP use it.
+    `handler`: `PIPELINE.STEP`, the name of a step that is declared in code. The handler of that step does this step,
+    too. The templates that clients write over HTTP use this field.
     """
 
     name: str
@@ -161,7 +162,8 @@ class Step:
             raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
 
 
-#: The longest grace of a cancel, because a client waits until the cancelled run has stopped.
+#: The grace of a cancel (see RunTerms) is at most this long, because a client waits until the cancelled run has
+#: stopped.
 MAX_GRACE = timedelta(hours=1)
 #: The longest delay of a run, about ten years.
 MAX_DELAY = timedelta(days=3660)
@@ -203,10 +205,10 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimit:
-    """A concurrency limit of one pipeline's runs, for each tenant by itself. `at_most`: runs that are admitted and
-    unfinished at once. `per_minute`: runs that are admitted within a minute. None: no such bound. `pointer`: a JSON
-    pointer into the parameters. Each value found there has a limit of its own, which counts only the runs with that
-    value.
+    """A concurrency limit of one pipeline's runs. It counts the runs of each tenant separately. `at_most`: how many
+    runs may be admitted and unfinished at once. `per_minute`: how many runs may be admitted within a minute. None: no
+    such bound. `pointer`: a JSON pointer into the parameters. Each value found there has a limit of its own, which
+    counts only the runs with that value.
     """
 
     at_most: int | None = None
@@ -260,7 +262,8 @@ class Pipeline:
         #: The worker enters this context around each inline attempt. The context gets the handler's error, and must not
         #: swallow it.
         self.around: Around | None = None
-        #: The worker enters this context before `around`. Without room, the attempt snoozes: the step runs again later.
+        #: The worker enters this context before `around`. If there is no room, the attempt snoozes, and the step runs
+        #: again later.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}

@@ -37,9 +37,9 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # runnable at available_at: a snooze, a waiting workflow, or a start time in the future
+    WAITING = "waiting"  # runnable at available_at, after a snooze, for a waiting workflow, or at a start time
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # failed for good: a dead letter, which can be replayed, unless a workflow started the step
+    FAILED = "failed"  # failed for good. A dead letter, which can be replayed, unless a workflow started it
     SKIPPED = "skipped"  # not needed, or its job ended before it could run
     CANCELLED = "cancelled"
 
@@ -118,8 +118,8 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker ends a cancel that no worker acknowledges. It does so when the grace time is over, or the
-    # worker is lost.
+    # The leading worker (the worker that is elected for maintenance) ends a cancel that no worker acknowledges. It does
+    # so when the grace time is over, or when the worker that should acknowledge it is lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),

@@ -23,10 +23,10 @@ class Question:
     """A statement, its parameters (`values`), and the function that makes metrics of its rows (`to_metrics`).
 
     The exporter runs all questions in one round every 10 to 60 s, and stops each statement after 3 s. So the statement
-    must read a small index, never a table, and stop counting at CAP. If a statement is stopped or refused, or
-    `to_metrics` raises, the exporter leaves out the metrics of this question only. But the second statement that is
-    stopped ends the round, and the exporter discards all answers of the round. It then exports the answers of the
-    previous round, until these are too old. `name`: no other question of a kind or of the platform may have this name.
+    must read a small index, never a table, and stop counting at CAP. If one statement is stopped or refused, or
+    `to_metrics` raises, the exporter leaves out the metrics of this question only. But if two statements of a round are
+    stopped, the round ends, and the exporter discards all its answers. It then exports the answers of the previous
+    round, until these are too old. `name`: no other question of a kind or of the platform may have this name.
     """
 
     name: str

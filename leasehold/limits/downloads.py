@@ -15,16 +15,17 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.sentences import counted
 
 GB = 1_000_000_000
-#: The longest that one download may take, in seconds.
+#: One download may take at most this many seconds.
 MAX_SECONDS = 300
+#: At most this many downloads of one key may be under way at once.
 MAX_AT_ONCE = 10
 #: Each pair: at most this many requests, within this many seconds.
 RATES = ((5, 10), (20, 60))
 #: Each pair: at most this many bytes, within this many seconds.
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# The answer has a row for each time window: its requests and bytes, and the seconds until its oldest download leaves
-# the window (`wait`).
+# $1 the tenant, $2 the key's prefix, $3 the lengths of the time windows in seconds. The answer has a row for each
+# window, with its requests and bytes, and with the seconds until its oldest download leaves the window (`wait`).
 _BY_WINDOW = """
 -- downloads_seen
 SELECT time_window.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -51,7 +52,8 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The downloads of a key within a time window. `wait_seconds`: how long until the oldest of them leaves it."""
+    """The downloads of a key within a time window. `wait_seconds`: how long until the oldest of them leaves the window.
+    """
 
     requests: int
     bytes: int
@@ -73,7 +75,7 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
             sentence = f"At most {MAX_AT_ONCE} downloads at once."
             raise TooMany("too_many_at_once", sentence, policy="downloads", at_most=MAX_AT_ONCE, retry_after=5)
         download_id = new_id()
-        # 10: a process that ends a download at MAX_SECONDS needs a moment to call `end`.
+        # The 10 seconds are for a process that ends the download at MAX_SECONDS, and then needs a moment to call `end`.
         await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MAX_SECONDS + 10)
     return download_id
 

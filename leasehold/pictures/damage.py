@@ -1,5 +1,6 @@
 """Tells apart the errors that Pillow raises while it decodes: a damaged picture, a lack of memory, or an error of the
-system. The media steps use this module. Conversions use it for their reference images.
+system. Also sets Pillow's pixel limit. The media steps use this module, and conversions use it for their reference
+images.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from leasehold.domain.errors import Permanent, StepError
 
 @contextmanager
 def pillow_limits(max_pixels: int) -> Iterator[None]:
-    """Set Pillow's own pixel limit, and raise its warning as an error.
+    """During the block, set Pillow's own pixel limit, and raise Pillow's warning about a larger picture as an error.
 
     All other warnings are hidden, because they concern metadata that nobody reads.
     """

@@ -1,12 +1,13 @@
 """Debounces runs (`merge`): a run that has not started yet takes the arguments of a later submission, and starts
-later. A worker that has no room or no code for a run puts off its claim; such a claim does not count as a start.
+later. If a worker claims a run for which it has no room or no code, it puts the run off (gives it back). Such a claim
+does not count as a start.
 
-A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
-the run with its key has started, that run loses the key, and the submission becomes a new run.
+A debounced run has a dedupe key. No two unfinished runs of a template have the same dedupe key. When a submission finds
+that the run with its key has started, that run loses the key, and the submission becomes a new run.
 
 A client whose answer was lost repeats its submission with the same id. The repetition must not replace newer arguments
-of the run. If the run has started, the repetition must not become a second run. So `merge` remembers in the table
-`idempotency`, under the id of each submission, which run took its arguments.
+of the run. If the run has started, the repetition must not become a second run. So `merge` records, in the table
+`idempotency` and under the id of each submission, which run took its arguments.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from leasehold.db.idempotency import KEEP
 
 
 def _lock_sql(name: str, keys: str) -> str:
-    """SQL: locks `keys` (rows `a` with `pipeline` and `key`) of the tenant $1. Other transactions that submit one of
-    these keys, or retry a run with one, wait here until this transaction ends.
+    """A statement that locks dedupe keys of the tenant $1. `keys`: the SQL of these keys, as rows `a` with `pipeline`
+    and `key`. Another transaction that submits one of these keys, or retries a run that has one, waits here until this
+    transaction ends.
     """
     return f"""
 -- {name}
@@ -33,10 +35,10 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 """
 
 
-# $2 the submissions, as JSON records.
+# $1 the tenant, $2 the submissions, as JSON records.
 _LOCK_KEYS = _lock_sql("debounce_lock", "jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text)")
 
-# $2 jobs.
+# $1 the tenant, $2 the ids of the jobs whose dedupe keys the statement locks.
 _LOCK_KEYS_OF_JOBS = _lock_sql(
     "debounce_lock_jobs",
     """(
@@ -60,16 +62,16 @@ LEFT JOIN idempotency i ON i.tenant_id = $1 AND i.key = {_REMEMBERED_AS} AND i.e
 WHERE j.id IS NOT NULL OR i.key IS NOT NULL
 """
 
-# SQL: no code of the task `t` has run. Every claim was put off by its worker, which lacked the code or a place for it,
-# such as a thread or a child process (`put_off` in settlements/snoozing.py). A claimed job with concurrency limits
-# counts as started, because the limits have admitted it with its present arguments.
+# SQL: no code of the task `t` has run, because each worker that claimed the task has put it off. The worker lacked the
+# code, or a place to run it, such as a thread or a child process (`put_off` in settlements/snoozing.py). A claimed job
+# with concurrency limits counts as started, because the limits have admitted it with its present arguments.
 _ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
                           WHERE e.job_id = t.job_id AND e.task_id = t.id AND e.data ? 'put_off')
          AND NOT EXISTS (SELECT 1 FROM gate_job g WHERE g.job_id = t.job_id))"""
 
-# $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
-# these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch has
-# grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
+# $1 the tenant, $2 the submissions, $3 how long `remembered` keeps its rows. `waiting_jobs` locks the unfinished jobs
+# with these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch
+# has grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
 # newest version of the row. `known_again` deletes the task's row of `unknown_task`, because with this row a worker that
 # has the code would make the task due before its new start. `at_limits` postpones the admission of a job that waits at
 # its concurrency limits (has rows in `gate_job`) to the new start. `unindexed`: PostgreSQL uses no partial index for
@@ -166,9 +168,9 @@ async def merge(connection: Connection, tenant_id: str, records: Sequence[Mappin
     """waiting -> waiting, due later and with other arguments. `records`: as `lock_keys` returns them, without the
     submissions that `written_earlier` found. No two records may have the same key.
 
-    Returns {`nth`: the run that took the arguments}. Call this in a transaction. In the same transaction, write a run
-    for each submission that the result leaves out. Until the transaction ends, no other transaction can write a run
-    with one of these keys.
+    Returns {`nth` of a submission: the run that took its arguments}. Call this in a transaction. In the same
+    transaction, write a new run for each submission that the result leaves out. Until the transaction ends, no other
+    transaction can write a run with one of these keys.
     """
     rows = await connection.fetch(MERGE, tenant_id, records, KEEP)
     return {row["nth"]: row["id"] for row in rows}

@@ -1,4 +1,4 @@
-"""Stores the log lines of attempts in the table `job_log`. No job or task changes its state.
+"""Stores the log lines of attempts in the table `job_log`. This changes the state of no job and of no task.
 
 A chunk has the lines that an attempt has logged since its last chunk. The chunk names the attempt. `append` writes it
 even if the attempt has lost its lease, because the lines of a lost attempt help most.
@@ -18,7 +18,9 @@ from leasehold.transitions.numbering import insert_numbered
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """`lines`: JSON, one object each. `first`: the first line's number among those of its attempt, from 1."""
+    """`lines`: one JSON object for each line. `first`: the number of the first of them. An attempt's lines are numbered
+    from 1.
+    """
 
     task_id: UUID
     epoch: int

@@ -133,8 +133,8 @@ class Context:
         """Wait for the signal `name`. A signal that came before the wait counts, too. Awaiting the call gives the
         signal's payload, checked against `model`. It raises TimeoutError when `timeout` has passed.
 
-        It raises SignalInvalid if the payload does not fit `model`. Then catch the error, and wait again. Mostly such a
-        payload came before the wait, because during the wait the API refuses a payload that does not fit.
+        It raises SignalInvalid if the payload does not fit `model`. In this case catch the error, and wait again. Such
+        a payload usually came before the wait, because during the wait the API refuses a payload that does not fit.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         schema = None if model is Any else adapter.json_schema()

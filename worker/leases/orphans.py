@@ -1,4 +1,4 @@
-"""Releases orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold.
+"""Releases orphans: tasks that this worker owns according to their rows in PostgreSQL, but does not hold.
 
 A task becomes an orphan in two ways. First, an asynchronous failover loses the last commits. If one of them was a
 settlement, its task is `running` again, but its owner no longer holds the task. Second, the answer to a claim is lost.
@@ -23,9 +23,10 @@ from leasehold.transitions.settlements import Verdict
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between the two queries that must both find a task. At the first query, the answer to a claim may still be on
-#: its way. By the second query, the worker has the answer and holds that task. If a release was wrong nevertheless, the
-#: work is done twice, but no harm is done: writes with the old epoch change nothing.
+#: Seconds between the two queries that must both find a task before `release` releases it. At the first query, the
+#: answer to a claim may still be on its way. By the second query, the worker has the answer and holds that task. If a
+#: release was wrong nevertheless, the work is done twice, but no harm is done: writes with the old epoch change
+#: nothing.
 _CONFIRM_SECONDS = 1.0
 
 
@@ -54,7 +55,7 @@ class Orphans:
         """Release the orphans that two queries have found. The first call that finds orphans only remembers them; a
         later call that finds the same orphans releases them. Orphans whose rows somebody has locked are left out.
         `held`: the tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns
-        the jobs that have ended: a job that is being cancelled ends with the release of its last task.
+        the jobs that have ended, because a job that is being cancelled ends with the release of its last task.
         """
         assert self._search_began_at is not None
         owned_tasks = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
@@ -69,8 +70,9 @@ class Orphans:
             return []
         if not orphans:
             return []
-        # Tasks with locked rows are left to a later call. The reason: the heartbeat uses this connection. If the
-        # heartbeat waited for a lock, the worker would renew no lease, and would count as dead.
+        # Tasks with locked rows are left to a later call, because the heartbeat uses this connection, too. If a release
+        # waited for a lock, the heartbeat would wait with it. The worker would then renew no lease, and would count as
+        # dead.
         released, ended = await release_unlocked(connection, self._worker, orphans)
         if released == owned_tasks:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
@@ -96,8 +98,8 @@ async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUI
     # A release reads neither `attempt` nor `trusted_until`.
     leases = [Lease(task, worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in tasks.items()]
     outcome = await settlements.release(connection, leases)
-    # In a job that is being cancelled, `release` refuses all tasks except workflows that have called something: their
-    # code must see the cancel. The refused tasks end here.
+    # In a job that is being cancelled, `release` refuses all tasks except workflows that have made a call, because only
+    # the code of such a workflow must see the cancel. The refused tasks end here.
     refused_leases = [lease for lease in leases if outcome.verdicts.get(lease.task_id) is not Verdict.SETTLED]
     log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused_leases))
     return (await settlements.acknowledge_cancel(connection, refused_leases)).ended if refused_leases else []

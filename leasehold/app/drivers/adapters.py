@@ -1,6 +1,6 @@
-"""Adapters wrap a connection of the user's program. They have the asyncpg methods that the platform's statements use.
+"""An adapter wraps a connection of the user's program. It has the asyncpg methods that the platform's statements use.
 
-The user's program begins, commits and rolls back its transaction. An adapter never does this.
+Only the user's program begins, commits and rolls back the transaction. An adapter never does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it:
 
 
 class Adapter(ABC):
-    """The user's connection, with asyncpg's methods. `is_sync`: whether the driver blocks. The methods of an adapter of
-    such a driver are coroutines, too, but they never wait for an event loop. So `run_now` can run them without a loop.
+    """The user's connection, with asyncpg's methods. `is_sync`: whether the driver blocks its thread. Even then the
+    adapter's methods are coroutines, but these never wait for an event loop. So `run_now` can run them without a loop.
     """
 
     is_sync = False
@@ -82,7 +82,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 class Asyncpg(Adapter):
-    """An asyncpg.Connection, also a connection of a pool."""
+    """An asyncpg.Connection, or a connection that an asyncpg pool has lent."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -113,13 +113,15 @@ class _Psycopg(Adapter):
 
 
 class Psycopg(_Psycopg):
-    """A psycopg.Connection, also the one inside a connection of Django. `wrapper`: the connection of Django."""
+    """A psycopg.Connection. It may be the connection inside a connection of Django; `wrapper` is then Django's
+    connection.
+    """
 
     is_sync = True
     wrapper: Any = None
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        if getattr(self.wrapper, "in_atomic_block", False):  # without a transaction Django would call it immediately
+        if getattr(self.wrapper, "in_atomic_block", False):  # else Django would call `announce` immediately
             self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
@@ -144,12 +146,14 @@ class AsyncPsycopg(_Psycopg):
 
 
 def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """A row factory for psycopg. It replaces the row factory of the user's connection, which may make any objects."""
+    """A row factory for psycopg. It is used in place of the row factory of the user's connection, which may make
+    objects of any type.
+    """
     return tuple
 
 
-#: Sets a variable until the transaction ends. With autocommit the transaction ends immediately, and the next statement
-#: does not find the variable.
+#: Sets a variable of PostgreSQL until the transaction ends. With autocommit the transaction ends with this statement,
+#: so the next statement does not find the variable.
 _SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
 _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT_SENTENCE = (

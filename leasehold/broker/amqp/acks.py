@@ -25,13 +25,13 @@ def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
 
 class Acks:
     """Remembers the unacknowledged deliveries of a channel, because RabbitMQ closes a channel that acks a tag twice.
-    When the channel is lost, `run` raises. The other methods then neither wait for the channel nor raise.
+    When the channel is lost, `run` raises an error. The other methods then return immediately, without an error.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:
         self._channel = channel
         self._unacked_tags: dict[int, None] = {}  # delivery tags in the order of arrival, which is ascending
-        self._settled_tags: list[int] = []
+        self._settled_tags: list[int] = []  # `run` has still to send the ACKs of these tags
         self._has_settled = asyncio.Event()
         self._nothing_to_send = asyncio.Event()
         self._nothing_to_send.set()

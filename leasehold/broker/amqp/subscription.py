@@ -20,7 +20,8 @@ from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
 from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 
-#: A subscription calls it in the event loop with each message, and with the Acks that acknowledge the message.
+#: A function that a subscription calls in the event loop, with each message and with the Acks that acknowledge the
+#: message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
 #: If a quorum queue gets a new leader while a request waits for an answer, the answer may never come. So each of the
@@ -111,8 +112,8 @@ class Subscription:
         cancel_task = asyncio.create_task(cancel_event.wait())
         self._channel, self._acks = channel, acks
 
-        # The sieve gets each frame from the broker first. It passes this channel's deliveries to `receive`, and all
-        # other frames to the AMQP client.
+        # The sieve of the wire gets each frame from the broker before the AMQP client. It passes this channel's
+        # deliveries to `receive`, and all other frames to the client.
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:

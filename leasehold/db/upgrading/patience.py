@@ -22,10 +22,11 @@ from leasehold.runtime.gather import cancel_and_wait
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
 
-#: After one of these errors, a lock was not free, and the revision is tried again.
+#: These errors mean that a lock was not free. The revision is then tried again.
 _LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+#: Errors of PostgreSQL, or of the connection to it.
 _SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-#: Seconds between two tries: the first pause, and the longest. Each try doubles the pause.
+#: Seconds between two tries: the first pause, and the longest pause. Each try doubles the pause, up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0
 #: How many times `_watch_blockers` looks for the holders of locks while one statement waits.
 _SAMPLES = 5
@@ -47,7 +48,7 @@ def _report_nothing(_sentence: str) -> None:
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a migration waits. `lock_seconds`: how long a statement waits for a lock. `seconds`: for how long the
-    migration tries one revision again. `report`: called with a sentence each time that the migration has to wait.
+    migration goes on trying one revision. `report`: called with a sentence each time that the migration has to wait.
     """
 
     lock_seconds: float = 1.0

@@ -34,14 +34,14 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: an operator can replace a revoked key, or pay the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
-# This is an error object, because the generator of the errors' reference finds codes and sentences where code makes
-# errors.
+# The code and the sentence stand in an error object, because the generator of the errors' reference reads them only
+# where code makes errors.
 _UNKNOWN_ORDER = Permanent(
     "submit_outcome_unknown",
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it"
     " twice.",
 )
-#: The code of an order of unknown outcome, and what a client is told about it.
+#: The error's code and sentence for an order whose outcome is unknown.
 OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN = _UNKNOWN_ORDER.code, _UNKNOWN_ORDER.message
 
 

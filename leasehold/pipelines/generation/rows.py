@@ -1,5 +1,5 @@
 """Writes and reads the rows of generations and of their source images, for the endpoints and the steps. A generation is
-an order of images or a video at an outside provider.
+a job that orders images or a video from an outside provider.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _HAS_INTENT = """EXISTS (SELECT FROM task s JOIN note n ON n.task_id = s.id
 
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
-    """`task_id`: the client's own id of the order, and not the id of a row of `task`. `server_id`: the label of the
-    workers that may submit the order. `request_hash`: a hash that is the same if a client repeats the same order.
+    """`task_id`: the order's id, which the client may choose. It is not the id of a row of `task`. `server_id`: the
+    label of the workers that may submit the order. `request_hash`: a hash that is the same if a client repeats the same
+    order.
     """
 
     job: NewJob
@@ -54,9 +55,10 @@ class NewGeneration:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawnGeneration:
-    """What is needed to cancel a generation at its provider. `submitted`: the value of the submit step, once that step
-    has succeeded, or once a person has found the order. `is_unknown`: the step may have ordered, but it has not
-    succeeded, so `submitted` may be None for an order that exists.
+    """What a withdrawal needs of a generation. A withdrawal is a job that cancels the generation's order at the
+    provider. `submitted`: the value of the submit step, once that step has succeeded, or once a person has found the
+    order; otherwise None. `is_unknown`: the submit step may have sent the order, but has not succeeded. So an order may
+    exist although `submitted` is None.
     """
 
     job_status: str
@@ -175,7 +177,7 @@ async def forget_consumption(connection: Connection, job_id: UUID) -> None:
 
 
 async def retried_order(connection: Connection, job_id: UUID) -> RetriedOrder | None:
-    """The order of a generation whose job was just retried. Returns None if the job is no generation."""
+    """The order of a generation whose job was just retried. Returns None if the job is not a generation."""
     row = await connection.fetchrow(
         "SELECT (j.params ->> 'deadline_at')::timestamptz AS deadline_at,"
         " EXISTS (SELECT FROM task t WHERE t.job_id = j.id AND t.step = 'poll' AND t.status = 'succeeded') AS is_made"
@@ -197,9 +199,9 @@ async def owner(connection: Connection, job_id: UUID) -> Row | None:
 async def withdrawn(
     connection: Connection, job_id: UUID, tenant_id: str, withdrawal_id: UUID
 ) -> WithdrawnGeneration | None:
-    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted, this function returns
-    what `withdrawals.keep_orders` has kept of it. Returns None if the generation is deleted, and had no order at the
-    provider.
+    """The generation `job_id`, whose order the withdrawal `withdrawal_id` cancels. If the generation is deleted, this
+    function returns the part that `withdrawals.keep_orders` has copied into the withdrawal. Returns None if the
+    generation is deleted and nothing was copied, because it had no order at the provider.
     """
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
@@ -211,7 +213,8 @@ async def withdrawn(
     )
     if row is not None:
         return WithdrawnGeneration(row["status"], row["params"], row["submitted"], row["is_unknown"])
-    # Read this from the database, because the attempt's own parameters may be older than the deletion.
+    # The generation is deleted, so read the copied `order` from the withdrawal's row. The parameters that the
+    # withdrawal's attempt has may be older than the copy.
     kept = await connection.fetchval("SELECT params -> 'order' FROM job WHERE id = $1", withdrawal_id)
     if kept is None:
         return None
@@ -234,9 +237,9 @@ async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> l
     return [(row["job_id"], row["tenant_id"]) for row in rows]
 
 
-# The other jobs that have the order $3 of the provider $2. No index has the ids of orders, so this searches the newest
-# $4 generations of all tenants. `r.value` exists if the step `submit` has succeeded, or if the generation has adopted
-# an order that a person found.
+# The jobs other than $1 that have the order $3 of the provider $2. No index has the ids of orders, so the statement
+# searches the newest $4 generations of all tenants. `r.value` exists if the step `submit` has succeeded, or if the
+# generation has adopted an order that a person found.
 _HOLDERS = """
 -- generation_holders
 SELECT j.params FROM (SELECT job_id FROM generation ORDER BY job_id DESC LIMIT $4) AS newest
@@ -247,9 +250,9 @@ WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider'
 
 
 async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
-    """The parameters of the generations of all tenants, other than `job_id`, that have the order `ref`. The id came
-    from the provider's answer, or from a person who found the order. This searches the newest `MAX_SEARCHED`
-    generations.
+    """The parameters of all generations, except `job_id`, that have the order `ref`, in all tenants. `ref` is the
+    provider's id of the order. A generation has it from the provider's answer, or from a person who found the order.
+    This function searches only the newest `MAX_SEARCHED` generations.
     """
     rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
     return [row["params"] for row in rows]
@@ -258,8 +261,8 @@ async def holders(connection: Connection, job_id: UUID, provider: str, ref: str)
 #: The public statuses of a generation that keeps its server busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
-# The public status. `j`: the job; `s`: its submit step. A generation that waits for its server is pending, too.
-# `status_text` in leasehold/api/generation/view.py follows the same rules.
+# SQL of the public status. `j`: the job; `s`: its submit step. The status stays `pending` until a worker of the
+# generation's server claims the submit step. `status_text` in leasehold/api/generation/view.py follows the same rules.
 STATUS = """
 CASE j.status
     WHEN 'succeeded' THEN 'completed' WHEN 'failed' THEN 'failed'
@@ -290,10 +293,10 @@ async def keep_source(
     connection: Connection, tenant_id: str, key: str, size: int, duration: timedelta
 ) -> datetime | None:
     """Record an uploaded source image of `size` bytes, which expires after `duration`. If the same image is stored
-    already, the call can only make it expire later.
+    already, this call never makes it expire earlier.
 
     Returns the time of expiry of a new image, or None if the image was stored already. Raises Unavailable `busy` if the
-    same image is condemned. Its object may then be deleted at any moment, so the caller must not rely on the image.
+    same image is condemned, because its object may then be deleted at any moment.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, size, expires_at) VALUES ($1, $2, $3, clock_timestamp() + $4)"

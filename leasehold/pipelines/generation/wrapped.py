@@ -1,5 +1,5 @@
 """Wraps a provider (a service that makes images or videos), so that each request runs inside a `with` block. metrics.py
-measures requests in this way, and redaction.py hides secrets in their errors.
+measures requests in this way, and redaction.py hides secrets in the errors of requests.
 """
 
 from __future__ import annotations

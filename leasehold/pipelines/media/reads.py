@@ -1,5 +1,5 @@
 """Reads a picture (a row of `media`) with its job, steps and outputs, for the endpoints. One statement reads all of
-them, so that this needs one round trip, and all values come from one snapshot.
+them, so the read needs only one round trip, and all values come from one snapshot.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ INSERT INTO media (id, tenant_id, original_key, content_type, file_name, expires
 VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
 """
 
-# `look_at`: when housekeeping (a loop of the leading worker) next inspects the object at the key. $3: for how many
-# seconds from now a transfer may begin; $4: how long a transfer may take; $5: the seconds until the next inspection.
+# `look_at`: when housekeeping (a loop of the leading worker) next inspects the object at the key. $1: the key; $2: the
+# tenant; $3: for how many seconds from now a transfer may begin; $4: how long a transfer may take; $5: the seconds
+# until the next inspection.
 EXTEND_UPLOAD = """
 -- upload_extend
 UPDATE upload SET writable_until = clock_timestamp() + make_interval(secs => $3),
@@ -150,5 +151,5 @@ async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str
         )
         ended = cancellation.ended
         prefix = await jobs.expire_early(connection, job_id, tenant_id)
-    await uploads.close(connection, tenant_id, row["original_key"], keep=None)  # keep no object that still arrives
+    await uploads.close(connection, tenant_id, row["original_key"], keep=None)  # delete an object that arrives later
     return Deleted(row["original_key"], job_id, prefix, ended)

@@ -1,5 +1,5 @@
-"""The variants that a client may request in addition to the final picture. The API imports this module, so it imports
-no heavy library.
+"""The variants that a client may request in addition to the final picture. The API imports this module, so this module
+imports no heavy library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Variant:
     """One output of the `webp` step that a client may request.
 
     `output`: its name under the picture's prefix. `max_side`: the variant fits into a square of this many pixels; None:
-    it has the size of `final.webp`. An animation stays an animation in a WebP variant; any other variant is its first
-    frame.
+    it has the size of `final.webp`. A WebP variant of an animation is also an animation; any other variant shows only
+    its first frame.
     """
 
     name: VariantName

@@ -13,8 +13,8 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
 
 # $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. The statement passes over a row that
-# another statement has locked, because that statement may be settling the task. Such a lease stays valid, but this call
-# does not renew it. `unindexed`: PostgreSQL uses no partial index for the condition.
+# another transaction has locked, because that transaction may be settling the task. Such a lease stays valid, but this
+# call does not renew it. `unindexed`: PostgreSQL uses no partial index for the condition.
 RENEW = f"""
 -- renew
 WITH lease AS (
@@ -43,7 +43,7 @@ LEFT JOIN job j ON j.id = t.job_id
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The answer for one lease. `renewed`: False if the lease is lost, or if another statement has locked the row.
+    """The answer for one lease. `renewed`: False if the lease is lost, or if another transaction has locked the row.
     `is_valid`: False if the lease is lost. `must_stop`: the attempt must stop, because its job is being cancelled.
     """
 
@@ -61,6 +61,7 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
     return [Renewal(row["id"], row["renewed"], row["is_valid"], row["cancel"]) for row in rows]
 
 
+# $1 the owner, $2 the tasks of its leases.
 CANCELLED = f"""
 -- cancelled
 SELECT t.id FROM unnest($2::uuid[]) AS lease(id) JOIN task t ON t.id = lease.id JOIN job j ON j.id = t.job_id

@@ -1,5 +1,5 @@
-"""`NewJob` is a job to be submitted. This module makes the records that `submit` (submissions.py) writes for it: one
-for the job, and one for each task. It writes nothing itself.
+"""Makes the records that `submit` (submissions.py) writes for a new job (`NewJob`): one record for the job, and one for
+each task. This module itself writes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def external_queue(tenant_id: str, queue: str) -> str:
 
 
 def client_queue(queue: str) -> str:
-    """The queue's name as its clients know it: NAME of `ext:TENANT:NAME`. TENANT may have colons, and NAME has none."""
+    """The queue's name as clients know it. For `ext:TENANT:NAME` it is NAME; any other name stays the same. TENANT may
+    contain colons, and NAME contains none.
+    """
     return queue.rpartition(":")[2] if queue.startswith(EXTERNAL) else queue
 
 
@@ -73,7 +75,7 @@ class NewJob:
     inputs: Mapping[str, str] = field(default_factory=dict)
     output_prefix: str | None = None  # default: jobs/{id}/output
     priority: int = 1
-    step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, where it differs from the job's
+    step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, if it differs from `priority`
     keep_seconds: int | None = None
     # None: PostgreSQL computes the deadline. While the job is held (waits at its concurrency limits), the deadline
     # comes from the pipeline's `start_within`; once the job is admitted, from the pipeline's timeout.
@@ -83,10 +85,10 @@ class NewJob:
     not_before: datetime | None = None  # no step starts earlier
     limits: Sequence[ConcurrencyLimit] = ()  # the job waits until all of them admit it (transitions.concurrency)
     exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
-    dedupe_key: str | None = None  # as `exclusive_key`, but a client chose the key for this run
+    dedupe_key: str | None = None  # as `exclusive_key`, but a client has chosen this key for its run
     start_within: timedelta | None = None  # replaces the pipeline's `start_within`
     notify: bool = False  # a webhook subscribes to the end of the job
-    pin: str | None = None  # only workers with this label run the job: LEASEHOLD_WORKER_LABELS
+    pin: str | None = None  # only workers with this label (LEASEHOLD_WORKER_LABELS) run the job
     run: RunOf | None = None
     tags: Mapping[str, str] = field(default_factory=dict)  # by name, at most 8 (domain/tags.py)
     callback_url: str | None = None  # the platform sends a message about each end of the job to this URL
@@ -202,8 +204,9 @@ def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[
 
 
 def _waits_of(new: NewJob, needs: set[str]) -> tuple[int, datetime | None]:
-    """For how many steps the step waits, and the time before which it must not start. `needs`: the steps for which it
-    waits.
+    """For how many other steps a step waits, and the time before which it must not start. Only a step that needs no
+    other step has such a time, because every other step starts after such a step. `needs`: the names of the steps for
+    which it waits.
     """
     waiting_on = len(needs)
     not_before = new.not_before if waiting_on == 0 else None

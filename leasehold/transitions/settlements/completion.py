@@ -132,8 +132,8 @@ def _results(values: str) -> str:
 """
 
 
-# SQL: a row for each completed task. Also a row for each other lease of the call: its `settled` shows whether the task
-# had succeeded before, under the same epoch.
+# SQL: a row for each completed task, and a row for each other lease of the call. In the row of another lease, `settled`
+# shows whether its task had succeeded before, under the same epoch.
 _VERDICTS = """)
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        CASE WHEN d.next_status IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
@@ -147,7 +147,8 @@ SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'suc
 FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM succeeded_tasks d)
 """
 
-# $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
+# $1 to $3 the leases (guard.py), $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of
+# the lease on that step.
 #
 # With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
 # message through the broker and a commit. The statement does not claim a step of another queue, of a paused queue, or
@@ -156,7 +157,7 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
 # then reads the new version of the row, so it must handle every status of a task that has not ended. In the rows that
-# `updated_dependents` returns, `wake_at` is NULL if this statement made the workflow due, and else a count.
+# `updated_dependents` returns, `wake_at` is NULL if this statement made the workflow due; otherwise it is a count.
 #
 # The snapshot of this statement is older than its lock of the job. Another statement may have completed steps of the
 # job in between. So `dependents` may read an older `waiting_on` of a step than `updated_dependents`. If the step is
@@ -239,7 +240,7 @@ FROM claimed_steps t JOIN job j ON j.id = t.job_id
 # has no statistics, the planner expects only one such row, and begins the join with a read of all such rows.
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
-# $4 values. Completes steps that have no outputs and that no other step needs. Most jobs end with such a step. This
+# $4 values. Completes steps that have no outputs, and that no other step needs. Most jobs end with such a step. This
 # statement has only the CTEs that such steps need. The reason: for a small batch, PostgreSQL takes as long to start the
 # many CTEs of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
@@ -262,7 +263,7 @@ async def _complete_last(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None
 ) -> Settled:
     """Run COMPLETE_LAST, and then COMPLETE for the completions that COMPLETE_LAST has not settled. The lease of such a
-    completion is lost, or another step needs its step and the worker did not know this.
+    completion is lost, or another step needs the completed step, although the worker did not know this.
     """
     leases = lease_columns([completion.lease for completion in completions])
     rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])

@@ -13,7 +13,7 @@ from leasehold.domain.verdicts import File
 from leasehold.domain.work import Work
 
 BINARY = "application/octet-stream"
-# The vendor's names: BIE for the int8 model, NEF for the package that a chip loads.
+# BIE and NEF are the vendor's names. A BIE file is the int8 model, and a NEF file is the package that a chip loads.
 ONNX, BIE, NEF = "output/out.onnx", "output/out.bie", "output/out.nef"
 ONNX_REPORT, BIE_REPORT, REPORT = "output/onnx-report.json", "output/bie-report.json", "output/report.json"
 
@@ -36,8 +36,9 @@ def read_json(path: Path) -> Any:
 
 
 def earlier_reports(bie_report: Path) -> dict[str, Any]:
-    """The reports of the steps `onnx` and `bie`, for the step `nef`. The report of `bie` contains both. Otherwise `nef`
-    would have to read the step `onnx`, and so download the large optimised model with the report.
+    """The reports of the steps `onnx` and `bie`, for the step `nef`. The file with the report of `bie` also contains
+    the report of `onnx`. Otherwise `nef` would have to read the outputs of the step `onnx`, and so would download the
+    large optimised model with the report.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}
