@@ -98,7 +98,8 @@ class Require:
         except Forbidden as error:
             services_of(request).refusals.add(error.code, caller.actor, request.url.path)
             raise
-        # Count the request as under way. `Edge` ends this count after the answer.
+        # Count the request as under way. `Edge` (the outermost middleware, http/edge.py) ends this count after the
+        # answer.
         services_of(request).tenant_requests.begin(request.scope["state"], caller.tenant_id)
         return caller
 
@@ -166,7 +167,7 @@ def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
 
 
 def refuse_open_routes(app: FastAPI, routes: list[APIRoute], public: frozenset[str]) -> None:
-    """Raises DeclarationError unless each of the routes of `app` names a scope or is in `public`."""
+    """Raises DeclarationError if a route of `app` names no scope and is not in `public`."""
     for route in routes:
         if route.path not in public and not requirements(route.dependant):
             raise DeclarationError(f"{app.title}: {route.path} names no scope and is not public")

@@ -27,7 +27,7 @@ router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 #: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
-#: Seconds for which all requests share what a page shows.
+#: All requests share the rows of a page for this many seconds.
 _SHARED_SECONDS = 2.0
 #: A page shows at most this many jobs that a limit has admitted, and at most this many jobs that wait at it.
 _MAX_JOBS = 50

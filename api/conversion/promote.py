@@ -45,8 +45,8 @@ _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
 #: The name of a promotion in the audit.
 _PROMOTED = "job.promoted"
-#: A call that has failed ends its claim of the job. If PostgreSQL does not answer, the call tries this for
-#: _GIVE_UP_SECONDS.
+#: A request whose promotion has failed ends its claim of the job. If PostgreSQL does not answer, the request tries this
+#: again for up to _GIVE_UP_SECONDS.
 _GIVE_UP_SECONDS = 10.0
 
 
@@ -119,8 +119,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     artifacts_by_key = {key: target.artifact for key, target in zip(keys, body.targets, strict=True)}
     async with services.pool.acquire() as connection:
-        # Claim the job for this request. `call` is the claim. `earlier_changes`: the changes at the target by earlier
-        # requests whose process died. `Promoter` undoes these changes first.
+        # Claim the promotion of this job for this request. `call` is this claim. `earlier_changes`: the changes at the
+        # target by earlier requests whose process died. `Promoter` undoes these changes first.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys, artifacts_by_key)
@@ -150,10 +150,10 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
 async def _answer_without_call(
     services: Services, caller: Caller, job_id: UUID, keys: list[str], artifacts_by_key: Mapping[str, str]
 ) -> Promoted:
-    """The answer to a request that could not claim the job, because another request has claimed it. If the other
-    request has promoted the same artifacts to the same keys, its result is the answer. Raises Conflict if the other
-    request has promoted other artifacts or to other keys, or has not finished. Raises NotFound if there is no such
-    conversion.
+    """The answer to a request that could not claim the job's promotion, because another request has claimed it. If the
+    other request has promoted the same artifacts to the same keys, its result is the answer. Raises Conflict if the
+    other request has promoted other artifacts or to other keys, or has not finished. Raises NotFound if there is no
+    such conversion.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)

@@ -88,6 +88,7 @@ class Keyring:
         self._issuer = issuer
         self._pool = pool
         self._cache_seconds = cache_seconds
+        # The public prefix of a key -> the key's row, and the time until which the row is used.
         self._cache: OrderedDict[str, tuple[StoredKey, float]] = OrderedDict()
 
     async def identify(self, text: str) -> Caller:

@@ -193,8 +193,8 @@ class Connections:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
         if task is None or has_failed(task):
-            # The task gets an empty context, because the first caller may be an attempt. In the attempt's context, all
-            # lines that the link ever logs would be stored with the attempt's run.
+            # The asyncio task gets an empty context, because the first caller may be an attempt. With the attempt's
+            # context, all lines that the link ever logs would be stored with the attempt's run.
             task = asyncio.create_task(self._open_link(opened.stack), context=Context())
             opened.link_task = task
         return await asyncio.shield(task)

@@ -150,7 +150,7 @@ class _ExportedChain:
 @contextmanager
 def _naming_line(number: int, what: str) -> Iterator[None]:
     """Use this around code that reads a line of the file. If the line lacks a field, or has a field of a wrong type,
-    print an error and end the command. `number`: of the line. `what`: what the line should be.
+    print an error and end the command. `number`: the number of the line. `what`: what the line should be.
     """
     try:
         yield

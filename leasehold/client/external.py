@@ -39,9 +39,10 @@ _log = logging.getLogger(__name__)
 #: HTTP statuses. The store answers 412 to an upload if it already has an object with this key, because a signed upload
 #: may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
-#: With these statuses the API refuses the API key. It then refuses every further request, also a settlement.
+#: With these statuses the API refuses the API key. The API then refuses every further request, including a settlement.
 _KEY_REFUSED = (401, 403)
-#: With these statuses the API refuses the content of a request. The cause may be a single item, or the length.
+#: With these statuses the API refuses the content of a request. The cause may be a single item of the request, or the
+#: request's length.
 _BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
@@ -55,9 +56,9 @@ _RELEASE_SECONDS, _LAST_OUTPUT_SECONDS = 5.0, 2.0
 #: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
-#: The most characters of the message, and of the traceback, of a log line.
+#: The message of a log line, and its traceback, have at most this many characters each.
 _MAX_TEXT = 65_536
-#: The levels of a log line, and the most fields of a log line.
+#: The levels of a log line. A log line has at most _MAX_FIELDS fields.
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _MAX_FIELDS = 32
 #: Seconds between two requests that send the log lines and chunks of a task.
@@ -67,7 +68,9 @@ _MAX_RETRY_AFTER = timedelta(days=7)
 
 
 class Refused(LeaseholdError):
-    """The API refused a request, or the answer is not the API's. `status`: HTTP status. `code`: the error's code."""
+    """The API refused a request, or the answer did not come from the API. `status`: HTTP status. `code`: the error's
+    code.
+    """
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -174,8 +177,8 @@ class Task:
         self._add_line(message, level, trace, dict(list(fields.items())[:_MAX_FIELDS]))
 
     def log_failure(self, message: str, trace: str) -> None:
-        """As `log`, at the level error. But the line is kept, however many lines wait, because it says why the attempt
-        failed.
+        """Do the same as `log` at the level error, but keep the line, however many lines wait. The line says why the
+        attempt failed.
         """
         self._add_line(message, "error", trace, beyond_bounds=True)
 
@@ -197,8 +200,9 @@ class Task:
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. Returns False if
-        the chunk is dropped. Either the attempt has emitted too much, and the API accepts no more of its chunks. Or too
-        many chunks wait until the API accepts them. Then a later line of the log says how many were dropped.
+        the chunk is dropped. This has one of two reasons. Either the attempt has emitted too much, so that the API
+        accepts no more of its chunks. Or too many chunks already wait to be sent, and a later line of the log says how
+        many were dropped.
 
         NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
         and ValueError for a value that is not JSON.
@@ -233,7 +237,9 @@ class Task:
                 pass
 
     async def _has_flushed(self, output: OutputBuffer) -> bool:
-        """Send the items of `output`. False: the API has refused a request, and `output` may have further items."""
+        """Send the items of `output`. Returns False if the API has refused a request, so that `output` may have further
+        items.
+        """
         try:
             await output.flush()
         except Refused as error:
@@ -292,7 +298,7 @@ class ExternalWorker:
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        #: One refusal for each of the latest tasks in a row that the API did not let this worker settle.
+        #: A refusal for each task since the last task that the API let this worker settle.
         self._unsettled: list[Refused] = []
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # without the API key, for signed URLs
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
@@ -329,7 +335,9 @@ class ExternalWorker:
                 await asyncio.sleep(_OUTAGE_SECONDS)
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
-        """Claim a task, run the handler and settle the task. False: no task was due for `wait` seconds (at most 30)."""
+        """Claim a task, run the handler and settle the task. Returns False if no task became due within `wait` seconds
+        (at most 30).
+        """
         answer = await self._request(
             "/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds
         )
@@ -367,7 +375,8 @@ class ExternalWorker:
 
     async def _settle_error(self, task: Task, error: BaseException, raised: BaseException) -> None:
         """Settle the task after its handler has raised `raised`. `error`: the same error; if `raised` is a group, the
-        error in it that decides. Raises `error` if it ends the attempt without a settlement.
+        error in the group that decides how the attempt ends. Raises `error` if it ends the attempt without a
+        settlement.
         """
         if isinstance(error, Cancelled):
             if task.cancelled:
@@ -499,7 +508,7 @@ def _foreign_answer(answer: httpx2.Response, how: str) -> Refused:
 
 
 def _object_of(answer: httpx2.Response) -> _Fields:
-    """The answer's JSON object. Raises Refused for another answer."""
+    """The answer's JSON object. Raises Refused if the answer is not a JSON object."""
     try:
         fields = answer.json()
     except ValueError:

@@ -67,7 +67,7 @@ class _Opening:
 
 
 class FailoverWatch:
-    """Watches the sessions that the tasks of one event loop have with the servers of one URL."""
+    """Watches the sessions of one event loop with the servers of one URL."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class FailoverWatch:
         if remaining_seconds > 0:
             self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
         elif self._newest:
-            # The new asyncio task gets an empty context, because a context records which connections its task holds
-            # (runtime/holding.py). The new task holds none of the connections of the task that waits.
+            # The new asyncio task gets an empty context, because a context records which connections an asyncio task
+            # holds (runtime/holding.py). The new asyncio task holds none of the connections that a waiting one holds.
             self._asking = self.loop.create_task(self._ask(), context=Context())
         else:  # no server has reported its timeline, so there is nothing to compare an answer with
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)

@@ -27,7 +27,7 @@ MAX_LEDGER = 5000
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or more".
 MAX_COUNTED = 10_000
 
-#: `dead_letter_groups` groups at most this many dead letters, the latest.
+#: `dead_letter_groups` groups the latest dead letters, at most this many.
 MAX_GROUPED = 10_000
 #: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. In the same
 #: way, `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS.
@@ -51,7 +51,7 @@ LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
 # `contained`: a workflow has started the step. Contained steps and their outputs are chosen last. So the answer always
-# has the workflow's own step and its outputs, also if the answer cannot hold all contained steps.
+# has the workflow's own step and its outputs, even if the answer cannot hold all contained steps.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
 # statement cuts off the digest at the end of a key (transitions/concurrency/names.py), and leaves out limits of the
 # scopes of runs.
@@ -102,8 +102,8 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 async def find_listed(
     connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID], *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """These jobs, with the columns of a list, in any order. Deleted jobs are left out. `beyond_tenant`: also bulk
-    operations that act on jobs of other tenants.
+    """These jobs, with the columns of a list, in any order. Deleted jobs are left out. `beyond_tenant`: whether to
+    include bulk operations that act on jobs of other tenants.
     """
     return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 
@@ -142,12 +142,12 @@ class DeadLetterFilter:
 
 
 # $1 tenant, $2 and $3 time and id of the last dead letter of the previous page, $4 template, $5 code, $6 to $8 the
-# filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 the most failed steps
-# to search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If there are more than $10
-# failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step, because it only
-# shows where the search ended. `fingerprint`: the same for dead letters of one template, step and code whose messages
-# differ only in numbers and ids. `contained`: a workflow started the task and decides what follows its failure, so the
-# failed task is no dead letter.
+# filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 how many failed steps
+# to search at most, $11 the filter's field `beyond_tenant`. `walked`: the number of the step in this search. If there
+# are more than $10 failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step,
+# because it only shows where the search ended. `fingerprint`: the same for dead letters of one template, step and code
+# whose messages differ only in numbers and ids. `contained`: a workflow started the task and decides what follows its
+# failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -209,9 +209,9 @@ async def dead_letters_page(
     fingerprint: str | None = None,
     limit: int,
 ) -> tuple[Sequence[Row], tuple[datetime, UUID] | None]:
-    """As `dead_letters`, but also return the `before` of the next page; None: this is the last page. A page may have
-    fewer letters than `limit` although another page follows. This happens if its search ended after MAX_SEARCHED failed
-    steps.
+    """Do the same as `dead_letters`, and also return the `before` of the next page, or None if this is the last page. A
+    page may have fewer letters than `limit` although another page follows. This happens if its search ended after
+    MAX_SEARCHED failed steps.
     """
     max_searched = MAX_SEARCHED
     async with in_index_order(connection):
@@ -306,10 +306,10 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-# The facts about each unfinished step of a job. $1 job, $2 tenant, $3 the most steps. To find the place of a waiting
-# step in its queue, PostgreSQL reads the tasks ahead of the step. The statement divides $4 such reads evenly among the
-# waiting steps of the job. So a job with many waiting steps costs about as much as a job with one. Exception: each step
-# has at least 10 reads.
+# The facts about each unfinished step of a job. $1 job, $2 tenant. The statement reads at most $3 steps. To find the
+# place of a waiting step in its queue, PostgreSQL reads the tasks ahead of the step. The statement divides $4 such
+# reads evenly among the waiting steps of the job, but each step gets at least 10 reads. So a job with many waiting
+# steps costs about as much as a job with one waiting step.
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -389,8 +389,9 @@ async def why_held(
 ) -> Sequence[Row]:
     """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
     in the last minute. PostgreSQL reads at most `most_admitted` jobs of a limit for these two counts. `cut`: the limit
-    has that many jobs or more, so the two counts mean "at least". `ahead`: waiting jobs of the same tenant that come
-    before this job in the order of admission, and whose start time has come. PostgreSQL reads at most `max_ahead`
-    waiting jobs. `starts_at`: the start time of this job, before which no limit admits it; None: this time has come.
+    has at least that many admitted jobs, so the two counts mean "at least". `ahead`: waiting jobs of the same tenant
+    that come before this job in the order of admission, and whose start time has come. PostgreSQL reads at most
+    `max_ahead` waiting jobs. `starts_at`: the start time of this job, before which no limit admits it; None: this time
+    has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

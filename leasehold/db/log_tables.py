@@ -1,9 +1,9 @@
 """Declares the tables of the log lines of attempts, and of the chunks of the streams that attempts emit. A change here
 needs a migration.
 
-Their foreign keys lead to `tail`, not to `job`. The reason: an insert locks the row to which its foreign key leads.
-With a key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked the job's row.
-Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose key leads to `job`.
+The foreign keys of these tables lead to `tail`, not to `job`, because an insert locks the row to which its foreign key
+leads. With a key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked the job's
+row. Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose key leads to `job`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ job_stream = Table(
     Column("attempt", Integer, nullable=False),
     Column("first", Integer, nullable=False),  # the number of the row's first chunk in its attempt
     Column("n", Integer, nullable=False),  # chunks in the row
-    Column("restarts", Boolean, nullable=False),  # the chunks of earlier attempts of the step are void
+    Column("restarts", Boolean, nullable=False),  # true: the chunks of earlier attempts of the step are void
     Column("chunks", JSONB, nullable=False),
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     PrimaryKeyConstraint("job_id", "last"),

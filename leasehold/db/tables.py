@@ -445,7 +445,7 @@ worker = Table(
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
     Column("queues", ARRAY(Text), nullable=False),
-    Column("slots", ARRAY(Integer)),  # of each of `queues`; NULL: a worker of an older release
+    Column("slots", ARRAY(Integer)),  # how many, for each of `queues`; NULL: a worker of an older release
     Column("pool", Text, nullable=False, server_default="default"),  # workers of a pool are scaled together
     Column("draining", Boolean, nullable=False, server_default="false"),  # the worker claims no further task
     # queue -> attempts that started in the minute before `seen_at`; a worker of an older release leaves it empty
@@ -477,7 +477,8 @@ quarantine = Table(
     PrimaryKeyConstraint("duty", "unit"),
 )
 
-#: The leases on duties that one worker at a time does for all.
+#: Which process leads each role, and until when. A role is a duty that one process at a time does for all, or the
+#: writing of an app's schedules.
 leadership = Table(
     "leadership",
     metadata,
@@ -502,8 +503,9 @@ api_key = Table(
     Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: `prefix`
 )
 
-#: The decisions of people about failed steps whose outcome the platform could not know. Each such failure has one row.
-#: An order is what the step requested from another system, for example from a provider.
+#: The decisions of people about failed steps whose outcome the platform could not know. (These are not the settlements
+#: of attempts.) Each such failure has one row. An order is what the step requested from another system, for example
+#: from a provider.
 settlement = Table(
     "settlement",
     metadata,
@@ -511,7 +513,8 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    # adopt: an order that exists at the provider becomes this step's; again: order again; give_up: the job stays failed
+    # adopt: an order that exists at the provider becomes the step's order; again: order again; give_up: the job stays
+    # failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id in that system

@@ -102,8 +102,9 @@ def _start(after: datetime) -> datetime:
 
 
 def _shift_at(local_time: datetime) -> timedelta:
-    """If the clock skips this time, the length of the gap (more than 0). If the clock shows this time twice, minus the
-    length of the repetition (less than 0). Otherwise 0.
+    """By how much the clock is put forward or back at this time. More than 0: the clock skips this time, and the result
+    is the length of the gap. Less than 0: the clock shows this time twice, and the result is minus the length of the
+    repetition. 0: neither.
     """
     before, after = local_time.replace(fold=0).utcoffset(), local_time.replace(fold=1).utcoffset()
     assert before is not None

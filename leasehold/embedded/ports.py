@@ -46,7 +46,7 @@ class Ports:
         Raises:
             EmbeddedError: this process has no free port left in its blocks, and can reserve no other block.
         """
-        if self._owner_pid != os.getpid():  # a fork must not take ports from its parent's block
+        if self._owner_pid != os.getpid():  # a forked child must not take ports from its parent's block
             self._owner_pid, self._block_ports = os.getpid(), []
         while True:
             while self._block_ports:
@@ -131,7 +131,7 @@ def _outgoing_range() -> tuple[int, int]:
     """The first and the last port that the kernel gives to outgoing connections."""
     try:
         first, last = _KERNEL_RANGE.read_text().split()
-    except OSError:  # not Linux, or no /proc: this range contains IANA's and that of most kernels
+    except OSError:  # not Linux, or no /proc: a range that contains IANA's range and those of most kernels
         return 32_768, 65_535
     return int(first), int(last)
 

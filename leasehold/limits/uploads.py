@@ -36,7 +36,7 @@ INSPECTION_SECONDS = 60
 _GRACE_SECONDS = 60
 #: A transfer that began before its URL expired may take this long.
 SLOWEST_TRANSFER = timedelta(days=1)
-#: The retry-after of a refused upload.
+#: A refused upload gets a Retry-After of this many seconds.
 _RETRY_SECONDS = 60.0
 #: In place of (task id, epoch), for an upload that belongs to no attempt of an external worker.
 _NO_ATTEMPT = (None, None)
@@ -70,7 +70,8 @@ WHERE key = $1 AND tenant_id = $2
 # key, and the row of a finished upload can be deleted. (If the object is deleted while the URL still works, the code
 # that deletes it writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
-# `url_expired`, `transfers_over`: see Due.
+# $1 the grace after the end of the URL. The statement returns at most $2 uploads. `url_expired`, `transfers_over`: see
+# Due.
 _DUE = f"""
 -- uploads_due
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS url_expired,
@@ -93,19 +94,20 @@ UPDATE upload SET
                    ELSE clock_timestamp() + make_interval(secs => $4) END
 WHERE key = $1 AND look_at < clock_timestamp() AND most = $5
 """
+# $1 the prefix, $2 the tenant. Closes an upload below a prefix, so that no job gets its objects.
 _CONDEMN_PREFIX = """
 -- upload_condemn
 UPDATE upload SET open = false WHERE key = $1 AND tenant_id = $2 RETURNING true
 """
 # $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
-# has ended. Then the attempt takes the row, or `give_up` closes it (external_files.py). Until then one inspection a day
-# is enough, because no transfer can arrive any more.
+# has ended. At its end, either the completion of the attempt deletes the row, or `give_up` closes the upload
+# (limits/external_files.py). Until then one inspection a day is enough, because no transfer can arrive any more.
 _FORGET_OVER = """
 -- upload_over
 DELETE FROM upload
 WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL) AND most = $3
 """
-# For such a row of an external worker's file, in place of _FORGET_OVER. $3 the size of the stored object.
+# For the row of such a file, in place of _FORGET_OVER. $3 the size of the stored object.
 _KEEP_OVER = """
 -- upload_kept
 UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'
@@ -142,11 +144,11 @@ async def open_upload(
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    Call this in a transaction. `counted_bytes`: how many bytes the upload counts until the first inspection. `at_most`:
-    housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin to send. `room`: the
-    counts that this process remembers; with them, a tenant that is far from its bound needs no lock. `exact`: the store
-    accepts exactly `counted_bytes`. `attempt`: the task and epoch of the external worker's attempt. The upload ends
-    with this attempt (external_files.py). Raises TooMany `upload_quota_exceeded`.
+    Call this in a transaction. `counted_bytes`: the number of bytes with which the upload counts until the first
+    inspection. `at_most`: housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin
+    to send. `room`: the counts that this process remembers; with them, a tenant that is far from its bound needs no
+    lock. `exact`: the store accepts exactly `counted_bytes`. `attempt`: the task and epoch of the external worker's
+    attempt. The upload ends with this attempt (external_files.py). Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted_bytes, LEAST_COUNTED)
     if not await room.reserve(connection, tenant_id, size):
@@ -198,8 +200,8 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. `keep`: the most bytes of an object that may stay; None: no object may stay. Housekeeping
-    later deletes an object that may not stay.
+    """Finish the upload. `keep`: an object may stay if it has at most this many bytes; None: no object may stay.
+    Housekeeping later deletes an object that may not stay.
     """
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)
@@ -235,7 +237,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
     """Read the size of the object that a client may have sent, and delete an object that is too large. Delete the row
     once no transfer can arrive any more, and no attempt of an external worker waits for the object.
 
-    Holds no connection while it calls the store.
+    This function holds no connection while it calls the store.
     """
     if upload.key.endswith("/"):
         await _remove_prefix(connections, store, upload)

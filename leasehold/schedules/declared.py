@@ -1,9 +1,10 @@
 """Writes the schedules that the code of an app (a client's Python program) declares, and pauses those that the code no
 longer declares. A worker calls `reconcile_apps` after its start.
 
-Workers with different releases of the code may run at once. The worker that started last has written its schedules, and
-leads a role with the app's name. When this worker ends, its release may be going away. So another worker with the app's
-code then writes its own schedules again (`apps_to_take_over`), and leads the role.
+Workers with different releases of the code may run at once. The worker that started last writes the schedules of its
+code, and then leads the app's role (a row of the table `leadership`). When this worker ends, its release may be on its
+way out of use. So another worker with the app's code then writes the schedules of its own code again
+(`apps_to_take_over`), and leads the role.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, row_count
 
-#: The first key of the advisory lock that a living worker holds. It may be any number that no other lock has. The
-#: second key is the worker's `presence_key`.
+#: PostgreSQL names an advisory lock by two keys. This is the first key of the lock that a living worker holds. It may
+#: be any number that no other lock has. The second key is the worker's `presence_key`.
 PRESENCE = 7_305
 #: A worker's row names its handlers if it has at most this many.
 MAX_HANDLERS = 1000
@@ -88,6 +88,7 @@ def _recorded(handlers: Sequence[str] | None) -> list[str] | None:
     return None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers)
 
 
+# $1 the worker, $2 the duration of a lease from now.
 _KEEP_LEASES = f"""
 -- keep_leases
 UPDATE task t SET lease_until = clock_timestamp() + $2::interval
@@ -116,7 +117,7 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     """Take the presence lock on this session, and mark the worker as present.
 
     When a process dies, the kernel closes its socket and PostgreSQL releases the lock. All workers can see this
-    immediately. Returns False if an older session of this worker still holds the lock. Then try again.
+    immediately. Returns False if an older session of this worker still holds the lock; try again later in this case.
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
@@ -300,8 +301,8 @@ SELECT EXISTS (
 
 
 async def has_leader(connection: Connection, role: str) -> bool:
-    """Whether somebody leads `role` and does not drain. A worker that seems dead counts until its time as the leader
-    (`until`) has passed, because it may have lost its session for a moment only.
+    """Whether somebody leads `role` and does not drain. A worker that seems dead also counts, until its time as the
+    leader (`until`) has passed, because it may have lost its session only for a moment.
     """
     return bool(await connection.fetchval(_HAS_LEADER, role))
 

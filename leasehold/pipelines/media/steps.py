@@ -111,7 +111,7 @@ class _PreparedPicture:
 
 
 def _write_masters(prepared: _PreparedPicture, directory: Path) -> dict[str, File]:
-    """Write the lossless master, if JPEG cannot hold the picture."""
+    """Write a lossless master if JPEG cannot hold the picture, because it is animated or has an alpha channel."""
     if prepared.animation.is_animated:
         name = "resize.webp"
         return {name: encode.write_animation(prepared.animation, directory / name, encode.LOSSLESS_ANIMATION)}
@@ -127,7 +127,8 @@ class _Master:
     def __init__(self, path: Path, content_type: str) -> None:
         self._data = path.read_bytes()
         self._content_type = content_type
-        # A still is decoded once for all files. An animation is decoded for each file, because memory cannot hold it.
+        # A still is decoded once for all files. An animation is decoded for each file, because memory cannot hold all
+        # its frames.
         picture = self._open()
         self._frame = picture.frame(0) if picture.frames == 1 else None
 

@@ -44,7 +44,9 @@ class Completion:
     is_last: bool = False  # no other step needs this one, as far as the worker knows
 
     def claiming_next(self) -> Completion:
-        """The same completion with `claim_next` and without `is_last`: no step could be claimed after a last step."""
+        """The same completion with `claim_next`, and without `is_last`, because no step can be claimed after a last
+        step.
+        """
         return Completion(self.lease, self.outputs, self.value, claim_next=True)  # a hot path: `replace` takes longer
 
     def of_last_step(self) -> Completion:
@@ -68,14 +70,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozing:
-    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads.
+    """A step that is to run again after `delay` seconds. `note`: a note that the step's next attempt reads.
 
     `missing_handler`: the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or
     the names of all code that the step needs (missing_code.py). A worker that has all this code makes the step due
     earlier. None: no code is missing.
 
-    `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses no
-    longer count.
+    `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses of
+    the task no longer count.
     """
 
     lease: Lease

@@ -46,8 +46,8 @@ def read(data: bytes) -> Header:
 
 
 def _check_chains(items: Items) -> None:
-    """Refuse chains of references: if A refers to B, then B may not refer to another item. So references form no
-    circle.
+    """Refuse chains of references of one kind. If item A refers to item B, then B must exist, and may not refer to a
+    further item. So the references form no circle.
     """
     for kind in (b"auxl", b"thmb"):  # the references of auxiliary images and of thumbnails
         for item in items.all.values():
