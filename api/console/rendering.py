@@ -28,9 +28,9 @@ from leasehold.api.process.services import services_of
 from leasehold.domain.job_filter import quoted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. The policy
-#: is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page, as it does with
-#: the forms of other sites.
+#: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. The
+#: Referrer-Policy is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page, as
+#: it does with the forms of other sites.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",

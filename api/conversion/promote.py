@@ -152,7 +152,7 @@ async def _answer_without_call(
 ) -> Promoted:
     """The answer to a request that could not claim the job's promotion, because another request has claimed it. If the
     other request has promoted the same artifacts to the same keys, its result is the answer. Raises Conflict if the
-    other request has promoted other artifacts or to other keys, or has not finished. Raises NotFound if there is no
+    other request has promoted other artifacts, has used other keys, or has not finished. Raises NotFound if there is no
     such conversion.
     """
     async with services.pool.acquire() as connection:

@@ -168,8 +168,8 @@ async def _submit(
 
 
 def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The terms of the order's provider in this installation. If the order names no provider, the terms of the default
-    provider.
+    """The terms of the order's provider in this installation. If the order names no provider, these are the terms of
+    the default provider.
 
     Raises Invalid if there is no such provider. Raises Invalid also if neither the client nor the installation has a
     credential for this provider.

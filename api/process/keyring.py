@@ -34,7 +34,7 @@ class Caller:
     `quota_key`: the name of the counter of the caller's rates and quotas. An API key that replaces a rotated key has
     the same counter. `own_tenant`: the tenant of the caller's API key. It differs from `tenant_id` while an operator
     acts in another tenant; otherwise it is None. `person_id`: the id of a person who signed in by OpenID Connect,
-    without an API key. Then `client_id` is the person's login.
+    without an API key. For such a caller, `client_id` is the person's login.
     """
 
     tenant_id: str
@@ -70,8 +70,8 @@ class Keyring:
     work in this process for up to `cache_seconds` longer.
 
     `roles`: role -> its scopes. `issuer`: the OpenID provider. Sessions that people began at another provider are
-    refused. `cells`: None if the installation stands alone. Several installations among which the tenants are divided
-    are called cells.
+    refused. `cells`: how the tenants are divided among several installations, which are called cells. None: the
+    installation stands alone.
     """
 
     def __init__(

@@ -177,8 +177,8 @@ class Task:
         self._add_line(message, level, trace, dict(list(fields.items())[:_MAX_FIELDS]))
 
     def log_failure(self, message: str, trace: str) -> None:
-        """Do the same as `log` at the level error, but keep the line, however many lines wait. The line says why the
-        attempt failed.
+        """Do the same as `log` at the level error, but keep the line, however many lines wait, because this line says
+        why the attempt failed.
         """
         self._add_line(message, "error", trace, beyond_bounds=True)
 
@@ -286,7 +286,7 @@ Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]
 class ExternalWorker:
     """A worker outside of the platform; use it with `async with`.
 
-    `lease_seconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time. Raises
+    `lease_seconds`: how long a lease lasts without a heartbeat. The worker sends three heartbeats in this time. Raises
     ClientError for a malformed URL or key.
     """
 

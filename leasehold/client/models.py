@@ -154,7 +154,7 @@ class Job(Answer):
 
 
 class Operation(Answer):
-    """A bulk operation. `acted`: the jobs on which it has acted so far. `refused`: those on which it could not act."""
+    """A bulk operation. `acted`: on how many jobs it has acted so far. `refused`: on how many jobs it could not act."""
 
     id: UUID
     action: str
@@ -205,7 +205,7 @@ class Event(Answer):
 
 class LogLine(Answer):
     """A line of a job's log. `n`: its number in the job, from 1. `cut`: the attempt has logged too much; this line
-    stands in place of its later lines.
+    stands in place of the attempt's later lines.
     """
 
     n: int

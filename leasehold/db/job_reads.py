@@ -145,9 +145,9 @@ class DeadLetterFilter:
 # filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 how many failed steps
 # to search at most, $11 the filter's field `beyond_tenant`. `walked`: the number of the step in this search. If there
 # are more than $10 failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step,
-# because it only shows where the search ended. `fingerprint`: the same for dead letters of one template, step and code
-# whose messages differ only in numbers and ids. `contained`: a workflow started the task and decides what follows its
-# failure, so the failed task is no dead letter.
+# because it only shows where the search ended. `fingerprint`: dead letters of one template, step and code have the same
+# fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task and decides
+# what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS

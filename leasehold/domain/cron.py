@@ -4,9 +4,9 @@ The library cronsim finds the local times that an expression names. This module 
 shows these times. If the clock skips a time, the schedule fires once, right after the gap. If the clock shows a time
 twice, the schedule fires once, the first time.
 
-Exception, as in Debian's cron: the rules differ if the field of the minutes or of the hours begins with `*`. If the
-clock shows a time twice, the schedule then fires both times. If the clock skips a time, the schedule then fires only if
-the expression names no time shortly after the gap (within a period as long as the gap).
+Exception, as in Debian's cron: two other rules hold for an expression whose field of the minutes or of the hours begins
+with `*`. If the clock shows a time twice, such a schedule fires both times. If the clock skips a time, such a schedule
+fires only if the expression names no time shortly after the gap (within a period as long as the gap).
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.

@@ -177,8 +177,8 @@ class RunTerms:
     they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
     `timeout`: the longest time that a run may take, once its scope and its concurrency limits have let it start.
     `start_within`: the longest time that a run may wait for its scope and its limits. None: no bound.
-    `grace`: after a cancel, a running step has this time to stop, and a workflow has this time to undo its work. Stored
-    in whole seconds, at most MAX_GRACE.
+    `grace`: after a cancel, a running step has this time to stop, and a workflow has this time to undo its work. The
+    platform stores the grace in whole seconds, at most MAX_GRACE.
     """
 
     title: str = ""
@@ -299,8 +299,8 @@ class Pipeline:
         # that this step needs, directly or by way of other steps.) Then refuse two reads that give files of the same
         # name.
         #
-        # A part may read every step that is not a part, also the step that fans out into it. The part reads the outputs
-        # that are committed when it runs.
+        # A part may read every step that is not a part, including the step that fans out into it. The part reads the
+        # outputs that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
         unvisited = list(step.needs)
         while unvisited:
@@ -320,8 +320,8 @@ class Pipeline:
             )
 
     def move_to(self, queue: str) -> None:
-        """Put all steps into the queue. Only for a pipeline that has no run yet and that no worker serves. Raises
-        DeclarationError.
+        """Put all steps into the queue. Call this only for a pipeline that has no run yet and that no worker serves.
+        Raises DeclarationError.
         """
         self.steps = tuple(replace(step, queue=queue) for step in self.steps)
         self.by_name = {step.name: step for step in self.steps}
@@ -361,7 +361,9 @@ class Pipeline:
         return opener
 
     def opens_with_pipelines(self, opener: RegistryOpener) -> RegistryOpener:
-        """As `opens`, for steps that act on jobs of other pipelines. The opener also gets the worker's registry."""
+        """Do the same as `opens`, for steps that act on jobs of other pipelines. The opener also gets the worker's
+        registry.
+        """
         self.registry_opener = opener
         return opener
 

@@ -28,7 +28,7 @@ class Ports:
     same time.
 
     A Unix socket with an abstract name reserves a block. Such a name belongs to a network namespace, as ports do. The
-    kernel frees the name when the process ends in any way.
+    kernel frees the name when the process ends, however it ends.
     """
 
     def __init__(self, candidates: range) -> None:

@@ -51,9 +51,10 @@ class InPlaceCycle(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A subschema. `own_cost`: the cost of its keywords. `same`: the subschemas that apply to the same value. `parts`:
-    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `group`: the number of the
-    node's strongly connected component (nodes that reach each other); -1: not known yet.
+    """A subschema. (Its keywords are no nodes of this kind, but count in `own_cost`.) `own_cost`: the cost of the
+    subschema itself and of its keywords. `same`: the subschemas that apply to the same value. `parts`: the subschemas
+    that apply to parts of the value. `is_doubled`: `same` counts twice. `group`: the number of the node's strongly
+    connected component (nodes that reach each other); -1: not known yet.
     """
 
     own_cost: int

@@ -48,9 +48,9 @@ _JOBS_PREFIX = "jobs/"
 # Columns of `upload`. `most`: the size of the largest object that may stay. `writable_until`: the end of the URL.
 # `look_at`: the next inspection. `forget_at`: no transfer can arrive after this time.
 #
-# $1 key, $2 tenant, $3 the bytes that count, $4 `most`, $5 seconds for which the client may begin to send, $6 seconds
-# until the first inspection, $7 the slowest transfer, $8 whether the store accepts exactly $3 bytes, $9 and $10 task
-# and epoch of an external worker's attempt (NULL: none). The upload ends with the attempt.
+# $1 key, $2 tenant, $3 the bytes with which the upload counts, $4 `most`, $5 seconds for which the client may begin to
+# send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts exactly $3 bytes,
+# $9 and $10 task and epoch of an external worker's attempt (NULL: none). The upload ends with the attempt.
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -247,7 +247,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         async with connections() as connection, connection.transaction():
             await on_too_large(connection, upload, size)
         # Read the size again, because the client may have replaced the object, and completed the upload before
-        # `on_too_large` could refuse it. Then the object belongs to a job.
+        # `on_too_large` could refuse it. In this case the object belongs to a job.
         size = await _size_of(store, upload.key)
     if size is not None and size > upload.at_most:
         await store.delete(upload.key)
@@ -276,8 +276,8 @@ async def _size_of(store: ObjectStore, key: str) -> int | None:
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
     """Delete the objects of an upload below a prefix. The upload still has a row, so the process that received the
     objects has died, or is about to write their job. So this function closes the upload first. Then `keep_prefix` finds
-    the upload closed, and the job is not written. But if `keep_prefix` came first, this function finds no row. Then the
-    objects belong to a job, and stay.
+    the upload closed, and the job is not written. But if `keep_prefix` came first, this function finds no row, because
+    the objects belong to a job. They stay.
     """
     async with connections() as connection:
         if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):

@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 #: schedules could not be written, until a worker tries them again.
 DUTY = counted("declared_schedules")
 
-#: The worker that wrote the schedules of an app leads the app's role for this many seconds, and longer if it calls
-#: `apps_to_take_over` before. An outage of some minutes must not give the schedules to an older release, because that
-#: release would pause the schedules that only the newer release declares.
+#: The worker that wrote the schedules of an app leads the app's role for this many seconds. Each call of
+#: `apps_to_take_over` begins this time again. An outage of some minutes must not give the schedules to an older
+#: release, because that release would pause the schedules that only the newer release declares.
 _LEADS_FOR_SECONDS = 600.0
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is

@@ -165,8 +165,9 @@ async def written_earlier(
 
 
 async def merge(connection: Connection, tenant_id: str, records: Sequence[Mapping[str, Any]]) -> dict[int, UUID]:
-    """waiting -> waiting, due later and with other arguments. `records`: as `lock_keys` returns them, without the
-    submissions that `written_earlier` found. No two records may have the same key.
+    """waiting -> waiting: make the runs that have not started due later, with the arguments of the submissions. (A task
+    that its concurrency limits block stays blocked.) `records`: as `lock_keys` returns them, without the submissions
+    that `written_earlier` found. No two records may have the same key.
 
     Returns {`nth` of a submission: the run that took its arguments}. Call this in a transaction. In the same
     transaction, write a new run for each submission that the result leaves out. Until the transaction ends, no other

@@ -1,7 +1,7 @@
 """Stores the log lines of attempts in the table `job_log`. This changes the state of no job and of no task.
 
-A chunk has the lines that an attempt has logged since its last chunk. The chunk names the attempt. `append` writes it
-even if the attempt has lost its lease, because the lines of a lost attempt help most.
+A chunk has the lines that an attempt has logged since its last chunk. The chunk names the attempt. `append` writes the
+chunk even if the attempt has lost its lease, because the lines of a lost attempt help most.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from leasehold.db.database import Connection, unindexed
 # all of them wakes the task. Each statement that writes a row of `unknown_task` holds the lock of its task, so this
 # statement locks the task first. It passes over a task that is locked; the next call finds that task. A worker that
 # drains (is about to end) wakes no task, because it could not claim the task.
-# `unindexed` keeps PostgreSQL from reading a partial index for the condition: the task is found by its id.
+# `unindexed` keeps PostgreSQL from reading a partial index for the condition, because the statement finds the task by
+# its id.
 WAKE_KNOWN = f"""
 -- wake_known
 WITH known_task AS MATERIALIZED (

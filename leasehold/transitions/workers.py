@@ -10,8 +10,8 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, row_count
 
-#: PostgreSQL names an advisory lock by two keys. This is the first key of the lock that a living worker holds. It may
-#: be any number that no other lock has. The second key is the worker's `presence_key`.
+#: The advisory lock that a living worker holds (its presence) has two keys. This is the first key. It may be any number
+#: that no other lock has. The second key is the worker's `presence_key`.
 PRESENCE = 7_305
 #: A worker's row names its handlers if it has at most this many.
 MAX_HANDLERS = 1000
@@ -43,8 +43,8 @@ async def register(
     """Register a worker, if it is not registered. Returns its presence key. `slots`: how many attempts the worker runs
     at once for each of `queues`, in the same order. `pool`: the group of workers that an autoscaler scales together.
     `handlers`: the `pipeline.step` of each step that the worker has code for. If there are more than MAX_HANDLERS, none
-    is recorded. `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain in any
-    case.
+    is recorded. `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain, even if
+    `draining` is False.
 
     A worker with a new row does not count as present before `appear`.
     """
@@ -175,10 +175,10 @@ _IS_PRESENT = f"""EXISTS (
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# Finds the dead workers. They were present on this incarnation of the server, and have no session. A worker that was
-# present only on another incarnation has not come back yet, so only its leases show whether it is alive. A worker of an
-# older release records no incarnation. The query counts it as dead only after the server has run for ten seconds,
-# because by then a living worker has reconnected.
+# Finds the dead workers: those that were present on this incarnation of the server, and have no session any more. A
+# worker that was present only on another incarnation has not come back yet, so only its leases show whether it is
+# alive. A worker of an older release records no incarnation. The query counts it as dead only after the server has run
+# for ten seconds, because by then a living worker has reconnected.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w

@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between the two queries that must both find a task before `release` releases it. At the first query, the
 #: answer to a claim may still be on its way. By the second query, the worker has the answer and holds that task. If a
-#: release was wrong nevertheless, the work is done twice, but no harm is done: writes with the old epoch change
-#: nothing.
+#: release was wrong nevertheless, the work is done twice, but this does no harm, because writes with the old epoch
+#: change nothing.
 _CONFIRM_SECONDS = 1.0
 
 
@@ -47,7 +47,9 @@ class Orphans:
         return self._search_began_at is not None
 
     async def begin_search(self, connection: Connection) -> None:
-        """Record PostgreSQL's time: the search finds only tasks that were neither claimed nor renewed since then."""
+        """Record PostgreSQL's time, because the search finds only tasks that were neither claimed nor renewed since
+        then.
+        """
         self._search_began_at = await connection.fetchval("SELECT clock_timestamp()")
         self._suspects, self._suspected_at = {}, monotonic()
 

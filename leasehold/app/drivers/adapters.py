@@ -43,8 +43,8 @@ class Adapter(ABC):
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
         """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. A call without a commit does no harm, because workers then only poll for due
-        tasks in vain.
+        not block, and raises nothing. If `announce` is called without a commit, no harm is done, because workers then
+        only poll for due tasks in vain.
         """
 
     def is_in_transaction(self) -> bool:
@@ -121,7 +121,8 @@ class Psycopg(_Psycopg):
     wrapper: Any = None
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        if getattr(self.wrapper, "in_atomic_block", False):  # else Django would call `announce` immediately
+        # Outside a transaction, Django would call `announce` immediately.
+        if getattr(self.wrapper, "in_atomic_block", False):
             self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:

@@ -25,8 +25,8 @@ _SUBMIT_TIMEOUT = timedelta(minutes=3)
 #: the job when this time has passed after the deadline. A submit that begins just before the deadline has ended by
 #: then, and the poll after it has run.
 BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
-#: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time in
-#: which no worker runs.
+#: How long the job may last after the provider has made the files. This is enough for four attempts of the step
+#: `store`, and for some time in which no worker runs.
 STORE_TIME = timedelta(hours=4)
 #: The pauses before the second, third and fourth attempt of a step.
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))

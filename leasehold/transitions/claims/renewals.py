@@ -108,7 +108,8 @@ async def owned_before(connection: Connection, owner: UUID, instant: datetime, t
     return {row["id"]: row["epoch"] for row in rows}
 
 
-# $1 tasks. Passes over the tasks whose job, or whose own row, another transaction has locked.
+# Locks the tasks $1 and their jobs. The statement passes over a task if another transaction has locked the row of the
+# task or of its job.
 _LOCK_UNLOCKED = """
 -- lock_unlocked
 SELECT t.id FROM task t JOIN job j ON j.id = t.job_id
@@ -120,7 +121,7 @@ FOR UPDATE OF j, t SKIP LOCKED
 
 async def lock_unlocked(connection: Connection, tasks: Iterable[UUID]) -> set[UUID]:
     """Lock the tasks and their jobs. A task is left out if another transaction has locked it or its job. Returns the
-    locked tasks. Call this in a transaction: in it, a settlement of the locked tasks then waits for no other
-    transaction.
+    locked tasks. Call this in a transaction. A later settlement of the locked tasks in this transaction then waits for
+    no other transaction.
     """
     return {row["id"] for row in await connection.fetch(_LOCK_UNLOCKED, list(tasks))}

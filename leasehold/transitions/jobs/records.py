@@ -67,7 +67,7 @@ class RunOf:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be written. The caller has validated `params` by the pipeline's params model."""
+    """A job to be written. The caller has validated `params` against the pipeline's params model."""
 
     pipeline: Pipeline
     tenant_id: str
@@ -144,8 +144,8 @@ def first_state(new: NewJob) -> JobState:
 def _first_job_state(tasks: Sequence[tuple[str, bool]]) -> JobState:
     """The job's first state. `tasks`: the first state of each task, and whether it is for an external worker.
 
-    WAITING_WORKER: all tasks that nothing blocks are for external workers. QUEUED: a worker may claim a task now.
-    PENDING: all tasks are blocked, or wait for their start time.
+    WAITING_WORKER: some tasks are not blocked, and all of these are for external workers. QUEUED: a worker may claim a
+    task now. PENDING: all tasks are blocked, or wait for their start time.
     """
     first_tasks = [task for task in tasks if task[0] in ("pending", "waiting")]
     states_for_workers = [state for state, is_external in first_tasks if not is_external]
@@ -173,7 +173,7 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 
 
 def first_steps(pipeline: Pipeline, params: Mapping[str, Any]) -> list[Step]:
-    """The steps that wait for no other step of a new job with these parameters. Raises Invalid `nothing_to_do`."""
+    """Of a new job with these parameters: the steps that wait for no other step. Raises Invalid `nothing_to_do`."""
     steps, skipped = _steps_of(pipeline, params)
     needs = _needs_of(steps, skipped)
     return [step for step in steps if step.name not in skipped and not needs[step.name]]

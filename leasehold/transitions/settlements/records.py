@@ -111,15 +111,15 @@ class FanningOut:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The verdict of each task, and the hints (messages that tell workers of due tasks) that the statement wrote. After
-    the commit, the caller publishes the hints. If it does not, the relay (a duty of the workers) does so a second
-    later.
+    the commit, the caller publishes the hints. If the caller does not, the relay (a duty of the workers) publishes them
+    a second later.
     """
 
     verdicts: dict[UUID, Verdict]
     states: dict[UUID, str] = field(default_factory=dict)  # task id -> the task's state after the settlement
     announcements: list[Announcement] = field(default_factory=list)
     ended: list[JobEnded] = field(default_factory=list)
-    dead_letters: set[UUID] = field(default_factory=set)  # failed tasks, without steps that a workflow started
+    dead_letters: set[UUID] = field(default_factory=set)  # failed tasks, except steps that a workflow started
     next_steps: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it
 
     def add(self, later: Settled) -> None:
