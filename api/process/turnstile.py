@@ -27,7 +27,7 @@ class Turnstile:
         self._at_most, self._per_tenant = at_most, per_tenant
         self._max_waiting, self._patience = waiting, patience
         self._refusal = refusal
-        self._inside: Counter[str] = Counter()
+        self._inside: Counter[str] = Counter()  # tenant -> its requests that hold a place
         # The waiting requests of each tenant, with the tenants in the order of their turns. No queue here is empty.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 

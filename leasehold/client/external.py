@@ -95,7 +95,7 @@ class Task:
     def __post_init__(self) -> None:
         self._lines = OutputBuffer(partial(self._send_items, "logs", "lines"))
         self._chunks = OutputBuffer(partial(self._send_items, "stream", "chunks"))
-        self._has_logged_loss = False
+        self._has_logged_loss = False  # whether a log line reports that the API has refused output of this attempt
 
     @property
     def id(self) -> str:

@@ -88,6 +88,7 @@ class FailoverWatch:
         self._waiting: dict[Session | _Opening, float] = {}
         #: The highest timeline that a server has reported; 0: no server has reported one.
         self._newest = 0
+        # At most one of the next two is set. If neither is, nothing waits.
         self._timer: asyncio.TimerHandle | None = None  # calls `_check_waits`; None: no call is planned
         self._asking: asyncio.Task[None] | None = None  # the asyncio task of the round that runs now
 

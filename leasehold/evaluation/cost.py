@@ -78,8 +78,8 @@ class _Document:
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._nodes: dict[int, _Node] = {}
-        self._by_uri: dict[str, Any] = {"": schema}
+        self._nodes: dict[int, _Node] = {}  # by the id() of the subschema
+        self._by_uri: dict[str, Any] = {"": schema}  # by URI: the document, and the subschemas with an `$id`
         self._anchors: dict[tuple[str, str], Any] = {}  # by base URI and name
         self._dynamic_anchors: dict[str, list[Any]] = {}  # by name
         self._base_of: dict[int, str] = {}  # by the id() of the subschema
@@ -224,9 +224,9 @@ class _Costs:
 
     def __init__(self, recursions: Mapping[int, Sequence[_Node]]) -> None:
         self._recursions = recursions
-        self._once: dict[_Node, int] = {}
+        self._once: dict[_Node, int] = {}  # the costs by `_cost_once`
         self._of_recursions: dict[int, int] = {}  # by group
-        self._visiting: set[_Node] = set()
+        self._visiting: set[_Node] = set()  # the nodes whose cost is being computed
 
     def of(self, node: _Node) -> int:
         """The cost of a node, for a reference from outside the node's group. This is the cost by `_cost_once`, plus the

@@ -117,8 +117,9 @@ WHERE key = $1 AND tenant_id = $2 AND open AND task_id IS NOT NULL
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `url_expired`: the URL has expired, so no client can begin to send.
-    `transfers_over`: no transfer can arrive any more, not even one that began before the URL expired.
+    """An upload that is due for an inspection. `open`: the upload has not ended (see `close`). `at_most`: the column
+    `most`. `url_expired`: the URL has expired, so no client can begin to send. `transfers_over`: no transfer can arrive
+    any more, not even one that began before the URL expired.
     """
 
     key: str

@@ -72,15 +72,15 @@ class NewJob:
     pipeline: Pipeline
     tenant_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)  # input name -> key of the object in the store
     output_prefix: str | None = None  # default: jobs/{id}/output
-    priority: int = 1
+    priority: int = 1  # 0 high, 1 normal, 2 low
     step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, if it differs from `priority`
-    keep_seconds: int | None = None
+    keep_seconds: int | None = None  # how long the ended job and its objects stay; None: for ever
     # None: PostgreSQL computes the deadline. While the job is held (waits at its concurrency limits), the deadline
     # comes from the pipeline's `start_within`; once the job is admitted, from the pipeline's timeout.
     deadline_at: datetime | None = None
-    trace: Mapping[str, str] | None = None
+    trace: Mapping[str, str] | None = None  # ids of the request that submits the job
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # no step starts earlier
     limits: Sequence[ConcurrencyLimit] = ()  # the job waits until all of them admit it (transitions.concurrency)
