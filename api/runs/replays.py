@@ -73,8 +73,8 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
 )  # fmt: skip
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
-    # None if an answer is stored for the idempotency key, because `once` then repeats this answer without `work`. If the
-    # answer expires just before that, `work` raises an error.
+    # None if an answer is stored for the idempotency key, because `once` then repeats this answer without `work`. If
+    # the answer expires just before that, `work` raises an error.
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_run(services, caller, run_id)
     )

@@ -126,8 +126,8 @@ def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Set
     `module:name` of the app, and the names of the modules that declare these tasks. A child imports these modules
     before the app. Raises DeclarationError.
 
-    If no other process can import the app by a name, this function returns the setting `pipelines` instead, if it is
-    set. It names a registry, which must have all the pipelines `isolated`.
+    If no other process can import the app by a name, this function returns the value of the setting `pipelines`
+    instead. The setting must be set, and the registry that it names must have all the pipelines `isolated`.
     """
     isolated = list(isolated)
     modules = modules_of(app.tasks[name] for name in isolated if name in app.tasks)

@@ -335,8 +335,8 @@ class Generation(Answer):
 
     @property
     def ended(self) -> bool:
-        # `unknown`: there is no such generation, or its result has expired or was consumed. The state does not change
-        # any more.
+        # `unknown`: there is no such generation, or its result has expired or was consumed. So the client need not wait
+        # any longer.
         return self.status_text in ("completed", "failed", "unknown")
 
 

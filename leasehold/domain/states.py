@@ -37,9 +37,9 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # runnable at available_at, after a snooze, for a waiting workflow, or at a start time
+    WAITING = "waiting"  # runnable at available_at; the task has snoozed, is a waiting workflow, or starts later
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # failed for good. A dead letter, which can be replayed, unless a workflow started it
+    FAILED = "failed"  # failed for good; a dead letter, which can be replayed, unless a workflow started the step
     SKIPPED = "skipped"  # not needed, or its job ended before it could run
     CANCELLED = "cancelled"
 
