@@ -21,8 +21,8 @@ from leasehold.telemetry.emissions import encoded_chunk
 class LocalAttempt:
     """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0, because no
     attempt of the run has failed. `opened` (what the app's lifespan opened) is None, because only a worker runs the
-    lifespan. `reports`: (percent, summary) of each `progress`. `chunks`: what the function emitted, as the run's stream
-    would have it.
+    lifespan. `reports`: (percent, summary) of each `progress`. `chunks`: the chunks that the function emitted, as the
+    run's stream would contain them.
     """
 
     number = 1

@@ -204,8 +204,8 @@ class Task:
         accepts no more of its chunks. Or too many chunks already wait to be sent, and a later line of the log says how
         many were dropped.
 
-        NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
-        and ValueError for a value that is not JSON.
+        NUL characters are removed from a text. Raises ValueError for any other JSON value that contains a NUL
+        character, and TypeError and ValueError for a value that is not JSON.
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")

@@ -238,7 +238,7 @@ class LogPage(Answer):
 class Chunk(Answer):
     """An item of a job's stream. `n`: its number in the job; some numbers may be missing. `restart`: the step runs
     again, and its chunks of earlier attempts are void; this event has no `n`. `cut`: the attempt has emitted too much,
-    and this event stands for all its later chunks. Only the event `chunk` has a `chunk`.
+    and this event stands in place of all later chunks of the attempt. Only the event `chunk` has a `chunk`.
     """
 
     event: Literal["chunk", "restart", "cut"]

@@ -2,7 +2,7 @@
 tasks), and dead letters. Each read is one statement.
 
 Every query has the tenant as a parameter. Some functions also accept None (`tenant_id: str | None`), for an operator of
-the installation. Then the query reads the jobs of all tenants.
+the installation. With None, the query reads the jobs of all tenants.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 needs a migration.
 
 The foreign keys of these tables lead to `tail`, not to `job`, because an insert locks the row to which its foreign key
-leads. With a key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked the job's
-row. Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose key leads to `job`.
+leads. With a foreign key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked
+the job's row. Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose foreign key
+leads to `job`.
 """
 
 from __future__ import annotations

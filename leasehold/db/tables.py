@@ -243,8 +243,9 @@ task = Table(
     # A workflow started the step. If the step fails for good, the job goes on, because the workflow decides what
     # follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
-    # The workflow's code has made a call (of a step, for example), which is in the journal. Then a cancel of the job
-    # does not end the task immediately, because the code must first get the cancel, so that it can undo its work.
+    # The workflow's code has made a call (of a step, for example), which is in the journal. Once there is such a call,
+    # a cancel of the job does not end the task immediately, because the code must first get the cancel, so that it can
+    # undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
     # Set only for a task that is the `single_task` of its job. The view `history` computes two of the task's events
     # from these columns.

@@ -277,8 +277,8 @@ async def _size_of(store: ObjectStore, key: str) -> int | None:
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
     """Delete the objects of an upload below a prefix. The upload still has a row, so the process that received the
     objects has died, or is about to write their job. So this function closes the upload first. Then `keep_prefix` finds
-    the upload closed, and the job is not written. But if `keep_prefix` came first, this function finds no row, because
-    the objects belong to a job. They stay.
+    the upload closed, and the job is not written. But if `keep_prefix` came first, this function finds no row. In this
+    case the objects belong to a job, and stay.
     """
     async with connections() as connection:
         if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):

@@ -55,9 +55,9 @@ class Orphans:
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
         """Release the orphans that two queries have found. The first call that finds orphans only remembers them; a
-        later call that finds the same orphans releases them. Orphans whose rows somebody has locked are left out.
-        `held`: the tasks that the worker holds, and those of lost leases whose attempts have not stopped yet. Returns
-        the jobs that have ended, because a job that is being cancelled ends with the release of its last task.
+        later call that finds the same orphans releases them. Orphans whose rows another transaction has locked are left
+        out. `held`: the tasks that the worker holds, and those of lost leases whose attempts have not stopped yet.
+        Returns the jobs that have ended, because a job that is being cancelled ends with the release of its last task.
         """
         assert self._search_began_at is not None
         owned_tasks = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
@@ -84,8 +84,9 @@ class Orphans:
 async def release_unlocked(
     connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
 ) -> tuple[dict[UUID, int], list[JobEnded]]:
-    """Release these tasks as `release_tasks` does, but leave out the tasks whose rows, or whose jobs' rows, somebody
-    has locked. So this waits for no lock. Returns the tasks that were not left out, and the jobs that have ended.
+    """Release these tasks as `release_tasks` does, but leave out the tasks whose rows, or whose jobs' rows, another
+    transaction has locked. So this function waits for no lock. Returns the tasks that were not left out, and the jobs
+    that have ended.
     """
     async with connection.transaction():
         unlocked_tasks = await claims.lock_unlocked(connection, tasks)

@@ -1,8 +1,8 @@
 """Runs revisions (migrations) beside a running installation, and tries again when a table lock is not free.
 
 While a statement waits for a strong lock, every later statement on the same table waits behind it. So a statement of a
-revision waits for one second only (`Patience.lock_seconds`). Then PostgreSQL refuses the lock, and the later statements
-go on. After a pause, `run_patiently` tries the revision again.
+revision waits for one second only (`Patience.lock_seconds`). After this second, PostgreSQL refuses the lock, and the
+later statements go on. After a pause, `run_patiently` tries the revision again.
 """
 
 from __future__ import annotations
