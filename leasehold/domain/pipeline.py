@@ -104,7 +104,8 @@ class Step:
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
     `writes`: the primary output. The worker stores it last, so if it exists, the step's other outputs exist, too. The
     key of an output's object has the output's name and, except for parts, no step. So a step replaces another step's
-    output of the same name. `version`: raise it when the code gives other output bytes for the same input.
+    output of the same name.
+    `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step runs only when another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
     `retry_ladder`: the delays before the second attempt, the third, and so on. A template over HTTP that uses the
