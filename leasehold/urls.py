@@ -53,8 +53,8 @@ class DatabaseUrl:
 
 
 class BrokerTls:
-    """TLS for the connections to one node of RabbitMQ. `context` has the files of the URL as they were when they were
-    last read without an error. Raises BadSetting if they cannot be used.
+    """TLS for the connections to one node of RabbitMQ. `context` is made of the files that the URL names, as they were
+    when they were last read without an error. The constructor raises BadSetting if the files cannot be used.
     """
 
     def __init__(self, name: str, query: Mapping[str, str]) -> None:
@@ -64,8 +64,8 @@ class BrokerTls:
 
     def read_again(self) -> None:
         """Read the files again, because they may have been renewed. If they cannot be used (for example, because the
-        certificate is renewed and its key is not yet), keep `context` and raise BadSetting. Without a file of
-        authorities, this reads those of the system, which takes some 40 ms.
+        certificate has been renewed, and its key has not), keep `context` and raise BadSetting. If the URL names no
+        file of authorities, this reads the system's authorities, which takes some 40 ms.
         """
         self.context = _broker_tls(self._name, self._query)
 
@@ -116,7 +116,7 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
     hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
     if not hosts and not host_list:
         hosts = _hosts_of_environment(pghost, query.get("port") or pgport or "5432")
-    if not hosts and "port" in query:  # asyncpg gets this port, for the default host
+    if not hosts and "port" in query:  # check the port, which asyncpg gets for the default host
         _host_and_port(name, "", query["port"])
     if hosts:
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
@@ -256,7 +256,7 @@ def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], 
 def _host_and_port(name: str, entry: str, default_port: str) -> tuple[str, int]:
     """Split `host:port`, or a host that names no port."""
     host, colon, port = entry.rpartition(":")
-    if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
+    if not colon or entry.endswith("]") or entry.startswith("/"):  # [::1] or a socket's folder, without a port
         host, port = entry, default_port
     if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
         raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
@@ -264,7 +264,9 @@ def _host_and_port(name: str, entry: str, default_port: str) -> tuple[str, int]:
 
 
 def _hosts_of_environment(host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """As `_hosts`, for PGHOST and PGPORT. PGHOST has no ports, so a colon in it is part of an IPv6 address."""
+    """The hosts of PGHOST and PGPORT, in the form that `_hosts` returns. PGHOST has no ports, so a colon in it is part
+    of an IPv6 address.
+    """
     hosts_in_brackets = (f"[{host}]" if ":" in host else host for host in host_list.split(","))
     return _hosts("PGHOST", ",".join(hosts_in_brackets), port_list)
 

@@ -42,7 +42,7 @@ from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
 
 router = APIRouter()
-#: Seconds for which all open lists of a tenant share its saved views.
+#: The saved views of a tenant are read once, and all open lists of the tenant then show them for this many seconds.
 _SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
@@ -51,7 +51,7 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 PAGE = 50
 _MAX_READ = 2000
 #: Prepared filters, by name. No index finds the jobs of all tenants by their status. So for an operator, `views_of`
-#: adds the operator's own tenant to each filter that has no `created:`.
+#: adds the operator's own tenant to each filter that is not empty and has no `created:`.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -110,7 +110,7 @@ async def refresh_jobs(
     services = services_of(request)
     ids = _ids(shown.split(","))
     async with services.pool.acquire() as connection:
-        # `beyond_tenant`: also find bulk operations on jobs of other tenants.
+        # An operator also sees bulk operations that act on jobs of other tenants (`beyond_tenant`).
         rows = await job_reads.find_listed(connection, tenant_of(caller), ids, beyond_tenant=OPERATE in caller.scopes)
     summaries = {}
     for row in rows:
@@ -119,8 +119,8 @@ async def refresh_jobs(
             summaries[UUID(str(row["id"]))] = summary(row, kind)
     # `gone`: the job was deleted, or the caller may not read it any more.
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
-    # Only the first page counts newer jobs, because the pages before a later page show newer jobs. A later page has a
-    # cursor.
+    # Only the first page counts newer jobs. A later page (it has a `cursor`) needs no count, because the pages before
+    # it show the newer jobs.
     newer = 0 if cursor is not None else await _count_newer_jobs(services, caller, q, ids)
     saved = await _read_saved_views(request, caller)
     return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer, saved=saved)
@@ -134,7 +134,8 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
     if scope is None:  # the caller may read no jobs that match
         return 0
     made_until_now = [job_id for job_id in ids if _is_made_until(now, job_id)]
-    # `newest`: the newest job on the page. If the page has none, no job that exists now counts as newer.
+    # `made_until_now`: the jobs on the page whose id has no time in the future. `newest`: the newest of these jobs. If
+    # there is none, `newest` is an id of this instant, so that no job that exists now counts as newer.
     newest = max(made_until_now, default=id_of_instant(now))
     since = instant_of(newest)  # an id begins with the instant of its job's creation
     if job_filter.created_after is not None:
@@ -147,8 +148,8 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
 
 
 def _is_made_until(now: datetime, job_id: UUID) -> bool:
-    """Whether the id contains a time, and this time is not after `now`. An id with a later time would hide all newer
-    jobs from the count.
+    """Whether the id contains a time, and this time is not after `now`. If an id with a later time were `newest`, no
+    job would count as newer.
     """
     try:
         return instant_of(job_id) <= now
@@ -192,8 +193,9 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         views=views_of(viewer_of(request).caller),
         words=suggestions,
         page_size=PAGE,
-        # The form's token. With the same token, a second press of the button does nothing. Each act changes the token,
-        # because the act changes the list: a job then has another status or, if it fails again, another end time.
+        # The form's token is made from the jobs as the page shows them. A second press on the same page sends the same
+        # token, and does nothing. An act changes the jobs: a job then has another status or, if it fails again, another
+        # end time. So the next page has another token.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )
@@ -201,8 +203,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
 
 @router.post("/jobs/act")
 async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
-    """Retry or cancel each picked job. If a job is refused, or locked for long, the others are still retried or
-    cancelled. The next page names the reasons.
+    """Retry or cancel each picked job. If a job is refused, or locked for long, the other jobs are still retried or
+    cancelled. The next page names the reasons of the refusals.
     """
     ids = _ids(form.picked("job"))
     action = form.get("action", "")
@@ -217,13 +219,14 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
 
     async def act() -> Outcome:
         refusals = Counter[str]()  # how many jobs were refused for each reason
-        async with services_of(request).bulk.turn(caller.tenant_id):  # lifts the request's deadline
+        async with services_of(request).bulk.turn(caller.tenant_id):  # bounds bulk writes; lifts the deadline
             ends_at = monotonic() + BULK_SECONDS
             for index, job_id in enumerate(ids):
                 if index and monotonic() > ends_at:
                     refusals[NOT_TRIED] += len(ids) - index
                     break
                 try:
+                    # `in_time` raises NotInTime (a RequestError) if PostgreSQL does not write this job in time.
                     with in_time("picked jobs"):
                         await act_on_job(job_id)
                 except RequestError as error:

@@ -1,6 +1,7 @@
 """The endpoints under `/api/v1/jobs` that create, read, cancel and list conversions.
 
-`upload` reads the form of a new conversion. `events`, `result` and `promote` have the other endpoints of a conversion.
+The module `upload` reads the form of a new conversion. The modules `events`, `result` and `promote` have the other
+endpoints of conversions.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ async def _receive_form(services: Services, caller: Caller, request: Request, jo
 
 
 def _announced_bytes(request: Request) -> int:
-    """The size of the form by its Content-Length. Without this header: the largest allowed size."""
+    """The size that the Content-Length announces. Without a usable Content-Length: the largest allowed size."""
     content_length = request.headers.get("content-length", "")
     return min(int(content_length), MAX_BYTES) if content_length.isdecimal() else MAX_BYTES
 
@@ -183,7 +184,7 @@ async def _create(
         async with services.admission.submitting(connection, caller.payer, queues, size=stored_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
         if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
-            raise form_too_slow()  # housekeeping has deleted the files, as if the upload's process had died
+            raise form_too_slow()  # the form took so long that housekeeping has deleted its files
         limit_fields.update(charge.fields)
         row = await conversions.find(connection, caller.tenant_id, new_conversion.job.id)
         assert row is not None
@@ -242,7 +243,7 @@ async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
             if is_deleted:
                 await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
             else:
-                # `keep=None`: delete objects of any size.
+                # `keep=None`: housekeeping then deletes objects of any size.
                 await uploads.close(connection, caller.tenant_id, prefix_of(job_id), keep=None)
 
 
@@ -304,6 +305,8 @@ async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
     """The row of the caller's conversion. Raises NotFound (also for another tenant's conversion), or Gone."""
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
+        # For some time after it has deleted a conversion, the platform remembers it (`REMEMBER_EXPIRED`), and answers
+        # 410.
         is_remembered = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
     if is_remembered or (row is not None and row["expired"]):
         raise Gone("expired", "The conversion has expired.")

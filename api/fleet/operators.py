@@ -1,5 +1,5 @@
 """/v1/queues, /v1/workers and /v1/limits: operators read and pause queues, read and drain workers, and set limits. A
-worker that drains claims nothing more, and exits.
+worker that drains claims no more tasks, and exits when its attempts have ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from leasehold.transitions import limits, queues, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
-#: The pattern of the name of a template or a kind, and of the key of a limit.
+#: _TEMPLATE: the pattern of the name of a template or a kind. _KEY: the pattern of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
 #: The bound is longer than the name of any queue, and short enough for an index. The name of a queue of external
@@ -54,11 +54,11 @@ class Pause(BaseModel):
 
 
 class Limit(BaseModel):
-    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`, which limits each value at this place of the
-    payload by itself. T is a template, or a kind: `media`, `conversion`, `generation`.
+    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`, which limits the jobs of each value at this
+    place of the payload separately. T is a template, or a kind: `media`, `conversion`, `generation`.
 
-    `tenant_id`: the tenant whose jobs the limit counts. `*`: the limit counts the jobs of all tenants together.
-    Exception: with the key `tenant`, `*` counts the jobs of each tenant by themselves.
+    `tenant_id`: the tenant whose jobs the limit counts. With `*`, the limit counts the jobs of all tenants together.
+    Exception: with `*` and the key `tenant`, it counts the jobs of each tenant separately.
     """
 
     model_config = ConfigDict(

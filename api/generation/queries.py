@@ -26,7 +26,7 @@ TaskId = Annotated[str, Query(pattern=TASK_ID)]
 Consume = Annotated[bool, Query(description="Consume a finished result: no later query finds the task.")]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 
-#: The common parts of the POST routes, and of the GET routes.
+#: What all POST routes have in common, and what all GET routes have in common.
 _POST_ROUTE = {
     "response_model": GenerationAnswer,
     "description": "An unknown task has status 0, an empty url and the `status_text` `unknown`. A result is "

@@ -25,8 +25,8 @@ class Reason(_Request):
 
 
 class RetryRequest(_Request):
-    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step and every step that
-    needs it run again, even if they succeeded. Without `from_step`, steps that succeeded do not run again.
+    """`payload`: replaces the payload of a run. The run's template checks it. `from_step`: this step and every step
+    that needs it run again, even if they succeeded. Without `from_step`, steps that succeeded do not run again.
     """
 
     payload: dict[str, JsonValue] | None = None
@@ -34,7 +34,7 @@ class RetryRequest(_Request):
 
 
 class BulkReplayRequest(_Request):
-    """All dead letters that match every given filter are replayed. `canary`: only the latest of them, as a trial."""
+    """Replays the dead letters that match every given filter. `canary`: replay only the latest of them, as a trial."""
 
     fingerprint: str | None = Field(None, max_length=64)
     kind: KindName | None = None
@@ -45,7 +45,7 @@ class BulkReplayRequest(_Request):
 
 
 class SettleRequest(_Request):
-    """`adopt` needs `ref`, the order's id at the provider; the other actions have none."""
+    """The action `adopt` needs `ref`, the order's id at the provider. The other actions take no `ref`."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -197,7 +197,7 @@ class OutputAnswer(BaseModel):
 
 
 class Waiting(BaseModel):
-    """A limit at which an unfinished job waits, or a step of the job that runs later or needs a worker."""
+    """Something that an unfinished job waits for: a concurrency limit, or a step that runs later or needs a worker."""
 
     limit: str | None = None
     step: str | None = None
@@ -207,8 +207,8 @@ class Waiting(BaseModel):
 
 
 class CallbackDelivery(BaseModel):
-    """The job that sends the latest end of this job to its `callback_url`. `id`: with it, `GET /v1/jobs/{id}` shows the
-    tries, and `POST /v1/jobs/{id}/retry` sends the message again.
+    """The job that reports the latest end of this job to its `callback_url`. For its `id`, `GET /v1/jobs/{id}` shows
+    the tries, and `POST /v1/jobs/{id}/retry` sends the message again.
     """
 
     id: UUID
@@ -242,8 +242,8 @@ class Count(BaseModel):
 
 
 class JobList(BaseModel):
-    """`searched_back_to`: a search in payloads or texts, or by queue, has stopped at jobs of this time; `next_cursor`
-    continues it.
+    """`searched_back_to`: a search in payloads or texts, or by queue, has stopped at jobs of this time. `next_cursor`
+    continues the search.
     """
 
     jobs: list[JobSummary]
@@ -289,7 +289,7 @@ class LogLine(BaseModel):
 
 
 class LogPage(BaseModel):
-    """`next_after`: send it as `after` for the next page; none: there are no further lines yet."""
+    """`next_after`: send this number as `after` to get the next page. Null: there are no further lines yet."""
 
     lines: list[LogLine]
     next_after: int | None
@@ -313,14 +313,14 @@ class StreamItem(BaseModel):
 
 
 class StreamPage(BaseModel):
-    """`next_after`: send it as `after` for the next page; none: there are no further chunks yet."""
+    """`next_after`: send this number as `after` to get the next page. Null: there are no further chunks yet."""
 
     chunks: list[StreamItem]
     next_after: int | None
 
 
 class EventPage(BaseModel):
-    """`next_after`: send it as `after` for the next page; none: there are no further events yet."""
+    """`next_after`: send this number as `after` to get the next page. Null: there are no further events yet."""
 
     events: list[EventItem]
     next_after: int | None
@@ -329,8 +329,8 @@ class EventPage(BaseModel):
 class NewOperation(_Request):
     """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: the operation acts on this many jobs first.
     If one of them is refused, or does not succeed after its retry, the operation stops. `rate`: the largest number of
-    jobs a second. If left out: LEASEHOLD_OPERATION_RETRY_RATE for a retry, LEASEHOLD_OPERATION_RATE for the other
-    actions. No rate exceeds LEASEHOLD_OPERATION_RATE. `reason`: stored with the cancelled jobs.
+    jobs a second. Without `rate`, a retry uses LEASEHOLD_OPERATION_RETRY_RATE, and the other actions use
+    LEASEHOLD_OPERATION_RATE. No rate exceeds LEASEHOLD_OPERATION_RATE. `reason`: stored with the cancelled jobs.
     """
 
     action: Literal["cancel", "retry", "delete"]
@@ -372,8 +372,8 @@ class OperationAnswer(BaseModel):
 
 
 class OperationPreview(BaseModel):
-    """The jobs on which an operation would act. `total`: their number. `rate`: the most jobs a second. `examples`: the
-    newest of the jobs whose kind the key may read, at most ten.
+    """The jobs on which an operation would act. `total`: their number. `rate`: the most jobs a second. `examples`: of
+    the jobs whose kind the key may read, the newest ten at most.
     """
 
     dry_run: Literal[True]

@@ -11,11 +11,11 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: A tenant leaves one of this many connections free for other tenants, and always at least one connection.
+#: A tenant must leave a part of the connections free for other tenants: one of this many, and at least one.
 _ONE_FREE_OF = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0
-#: The key of a request's state under which `begin` puts the function that counts the request as ended.
+#: The key in a request's state under which `begin` stores the function that `end` calls.
 _END = "end_tenant_request"
 
 
@@ -27,8 +27,8 @@ class TenantRequests:
         self._under_way: Counter[str] = Counter()
 
     def begin(self, state: dict[str, Any], tenant_id: str) -> None:
-        """Count a request of the tenant until `end` is called with its state. A second call for the same request does
-        nothing.
+        """Count the request with this `state` for the tenant, until `end` is called with the same `state`. A second
+        call for the same request does nothing.
 
         Raises Unavailable `busy` if too many requests of the tenant are under way. The API closes the connection after
         this answer. Otherwise the request would hold the connection until its body has arrived.
@@ -52,8 +52,8 @@ class TenantRequests:
 
 
 def end(state: dict[str, Any]) -> None:
-    """Count the request as ended. Call this after its answer, or when its client has disconnected. It does nothing for
-    a request without a tenant, which was not counted.
+    """Count the request as ended. Call this after its answer, or when its client has disconnected. For a request
+    without a tenant, which was not counted, `end` does nothing.
     """
     leave: Callable[[], None] | None = state.pop(_END, None)
     if leave is not None:

@@ -36,7 +36,7 @@ class NewFile(BaseModel):
     content_type: ContentType = "application/octet-stream"
 
 
-# `Held`: the request names the lease, by the worker's id and the epoch.
+# The fields of `Held` name the lease: the worker's id and the epoch.
 class NewFiles(Held):
     files: list[NewFile] = Field(min_length=1, max_length=1000)
 

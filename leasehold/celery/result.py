@@ -23,16 +23,18 @@ _STATES = {
     "running": "STARTED",
     "cancel_requested": "STARTED",
 }
-#: The error code of a run whose attempt began after its `expires` (Celery's option).
+#: The error code of a run that failed because its attempt began after the time of Celery's option `expires`.
 EXPIRED = "task_expired"
 
 
 class AsyncResult(Lacking):
-    """The handle of a run. `id`: the `task_id` that the program gave to the run, or the run's own id. An id that no run
-    has is PENDING, as in Celery. `run`: the run, if it is known; None: it is looked up when the handle is first used.
-    Raises Invalid `invalid_id` for an id that is no UUID and no text of 1 to 64 characters.
+    """The handle of a run. `id`: the `task_id` that the program gave to the run, or the run's own id. If no run has the
+    id, `state` is PENDING, as in Celery. `run`: the run, if the caller has it. Without it, the handle looks the run up
+    when it is first used. An id is a UUID or a text of 1 to 64 characters. For any other id, raises Invalid
+    `invalid_id`.
     """
 
+    # For `Lacking`: Celery's name of this class, and advice for each of its attributes that is missing here.
     _IN_CELERY, _LACKS = "AsyncResult", OF_RESULT
 
     def __init__(
@@ -73,8 +75,8 @@ class AsyncResult(Lacking):
         return self.id
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_unused: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's
-        """Wait for the result. If the run does not succeed, raises TaskFailed, or returns it if `propagate` is False.
-        Raises TimeoutError after `timeout` seconds.
+        """Wait for the result. If the run does not succeed, raises TaskFailed. Exception: if `propagate` is False,
+        returns the TaskFailed. Raises TimeoutError after `timeout` seconds.
         """
         try:
             return self._run.result(timeout)
@@ -105,7 +107,7 @@ class AsyncResult(Lacking):
 
     @property
     def traceback(self) -> str | None:
-        """The code and the message of a run that failed; None for any other run. The run's logs have the traceback."""
+        """The error's code and message if the run failed, else None. The traceback itself is in the run's logs."""
         return str(self.get(propagate=False)) if self.failed() else None
 
     def ready(self) -> bool:

@@ -1,5 +1,5 @@
-"""`leasehold people` lists and changes the people who sign in to the console. It works directly in the database. So an
-operator can disable a person, or make an admin, even if nobody can sign in.
+"""`leasehold people` lists and changes the people who sign in to the console. The command works directly in the
+database. So an operator can disable a person, or make a person an admin, even if nobody can sign in.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console()
-#: What `harmless` escapes: all control characters except tab and line feed; marks that change the direction of text, so
-#: that its characters change places; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
+#: What `harmless` escapes: all control characters except tab and line feed; marks that change the direction of text,
+#: with which a terminal shows characters in another order; other ends of lines; and halves of surrogate pairs, which
+#: cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width that is left for each column after the first, with its border. The first column gets the rest of the
-#: terminal's width, and at least half of the terminal's width.
+#: The first column leaves at least this width to each other column, with its border. The first column gets the rest of
+#: the terminal's width, or half of the terminal's width if that is more. It gets no more than its longest cell needs.
 _OTHER_COLUMN_WIDTH = 10
 
 
@@ -38,7 +39,7 @@ def _in_hexadecimal(code: int) -> str:
 
 
 def print_line(text: str, style: str = "", *, to: Console = console) -> None:
-    """Print the text. The terminal wraps it, so that a copied text has no added line breaks."""
+    """Print the text without new line breaks. The terminal wraps a long line, and a copy of the line has no breaks."""
     to.print(Text(harmless(text), style), highlight=False, soft_wrap=True)
 
 
@@ -47,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     cells = [[Text(harmless(_cell_text(value))) for value in row] for row in rows]
     table = Table(*columns)
     first_column = table.columns[0]
-    first_column.overflow = "fold"  # it must not be cut, because people copy it into commands
+    first_column.overflow = "fold"  # never cut its values, because people copy them into commands
     widest_cell = max((row[0].cell_len for row in cells), default=0)
     first_column.min_width = min(
         widest_cell, max(console.width // 2, console.width - _OTHER_COLUMN_WIDTH * (len(columns) - 1))

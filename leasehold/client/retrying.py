@@ -26,7 +26,7 @@ _WRONG_CELL = 421
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: The first and the longest pause between two tries, in seconds. The pause doubles with each failure.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
-#: How long after the caller's deadline a client still waits for the answer to a try.
+#: For this many seconds after the caller's deadline, a client still waits for the answer to a try.
 _ANSWER_SECONDS = 10.0
 #: After this many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit,
 #: many tries would end in an error, because 2.0 ** 1024 is too large for a float.
@@ -36,9 +36,9 @@ NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call. The last try begins before `seconds` have passed. `within`: the seconds for which the
-    caller waits; if they are fewer than `seconds`, the last try begins before they have passed. `url`: the server, for
-    error messages. `unexplained`: the message of a refusal without a reason.
+    """The tries of one call. No try begins after `seconds`. `within`: the number of seconds for which the caller waits.
+    If it is smaller than `seconds`, no try begins after `within`. `url`: the server, for error messages. `unexplained`:
+    the message of the error if an answer gives no reason for its refusal.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Tries:
         self._url = url
         self._unexplained = unexplained
         self._seconds = seconds
-        self._is_waited_for = within is not None  # the caller waits only for the seconds of `within`
+        self._is_waited_for = within is not None  # whether the caller waits only for `within` seconds
         now = monotonic()
         self._deadline = now + seconds
         self._waits_until = None if within is None else now + within
         self._failures = 0
         self._has_changed_cell = False
-        self._may_be_done = False  # whether the API may have done an earlier try
+        self._may_be_done = False  # whether the API may have carried out an earlier try
 
     def request_seconds(self, at_most: float) -> float:
         """How long the next try may take: `at_most` seconds. With `within`, the try must also end at most
@@ -72,9 +72,10 @@ class Tries:
         return min(at_most, max(0.0, self._deadline - monotonic()) + _ANSWER_SECONDS)
 
     def next_call(self) -> Call[Any]:
-        """The call as the next try sends it. Its parameter `wait` asks the API to hold the request until a change. With
-        `within`, `wait` becomes no longer than the caller waits. The hold also ends at least half of _ANSWER_SECONDS
-        before the time of `request_seconds` is over, so that the answer comes in time.
+        """The call as the next try sends it. A call may have the parameter `wait`: for at most this many seconds the
+        API waits for a change before it answers. With `within`, this method shortens `wait`, so that the API does not
+        wait longer than the caller. The API also answers at least half of _ANSWER_SECONDS before the try's time
+        (`request_seconds`) is over, so that the answer arrives in time.
         """
         if self._waits_until is None or "wait" not in self._call.params:
             return self._call

@@ -1,8 +1,8 @@
 """The actor of an act, and the hashes that chain the rows of the audit.
 
-Each tenant has a chain of its own. The chain `*` has the acts that concern all tenants, or none. PostgreSQL computes
-the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be checked
-anywhere.
+Each tenant has a chain of its own. The chain `*` has the acts that concern all tenants, or no tenant. PostgreSQL
+computes the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be
+checked anywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-#: The chain of acts that concern all tenants (on queues, workers and common limits), or none (refused sign-ins).
+#: The chain of acts that concern all tenants (on queues, workers and common limits), or no tenant (refused sign-ins).
 SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,8 +85,8 @@ class Chain:
         return None
 
     def check(self, row: Mapping[str, Any]) -> BrokenRow | None:
-        """Check the next row of the chain. `row`: the fields of the API's answer, but `details` as text. None: the row
-        is good.
+        """Check the next row of the chain. `row`: the fields of the API's answer, except that `details` is a text.
+        None: the row is good.
         """
         seq = int(row["seq"])
         if seq != self.seq + 1:

@@ -2,8 +2,8 @@
 worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
 The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
-reads. The row of a file in the table `upload` has the task and the epoch. By these, housekeeping finds and deletes the
-files that an attempt has uploaded, but has not named at its completion.
+reads. The row of a file in the table `upload` has the task and the epoch. By the task and the epoch, housekeeping finds
+and deletes the files that were uploaded for an attempt, but that the worker did not name when it completed the attempt.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
-# Reads the announced size from `most` and not from `bytes`, because `bytes` is the stored size after the URL has
-# expired.
+# Reads the announced size from `most` and not from `bytes`, because after the URL has expired, `bytes` is the size of
+# the stored object.
 _ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
@@ -49,7 +49,7 @@ _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# Abandons files of attempts that have ended. Such an attempt can no longer complete, so no completion takes one of
+# Abandons files of attempts that have ended. Such an attempt can no longer complete, so no completion will need one of
 # these files. `most = -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
 _GIVE_UP = """
 -- external_files_give_up
@@ -61,8 +61,9 @@ WHERE u.key IN (
     LIMIT $1 FOR UPDATE OF open_upload SKIP LOCKED
 )
 """
-# $1 jobs, $2 the longest time for which a URL is valid, $3 the time of the slowest transfer. All URLs of a job were
-# issued before the job ended. `most = -1`: housekeeping deletes any object at the key.
+# Writes a row of `upload` for each output of these jobs to which a transfer of an external worker may still arrive. $1:
+# the jobs. $2: the longest time for which a URL is valid. $3: the time that the slowest transfer takes. All URLs of a
+# job were issued before the job ended. `most = -1`: housekeeping deletes any object at the key.
 _FORGET_WITH_JOBS = f"""
 -- external_files_forget_with_jobs
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
@@ -133,7 +134,7 @@ async def announce(
         return None
     sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
-    for file in files:  # not `by_key`: files with the same name must have the same size
+    for file in files:  # and not `by_key`, so that two files of one name must have the same size
         if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
     _check_bounds(settings, sizes)
@@ -246,7 +247,7 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> bool:
-    """Abandon at most `limit` files that an attempt has announced, but has not named when it ended. Housekeeping then
-    deletes their objects, even those that arrive later. Returns whether more files may be due.
+    """Abandon at most `limit` files that a worker announced for an attempt, but did not name before the attempt ended.
+    Housekeeping then deletes their objects, even those that arrive later. Returns whether more files may be due.
     """
     return row_count(await connection.execute(_GIVE_UP, limit)) >= limit

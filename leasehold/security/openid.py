@@ -36,7 +36,10 @@ _MAX_TEXT_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A sign-in that has begun. The browser stores it, sealed, until the provider sends the browser back."""
+    """A sign-in that has begun. The browser stores it, sealed, until the provider sends the browser back. `state`: the
+    provider must send it back with the browser. `nonce`: the ID token must contain it. `verifier`: the secret of PKCE.
+    The first request contains only its hash, the `challenge`.
+    """
 
     state: str
     nonce: str
@@ -73,6 +76,7 @@ class OpenId:
         self._settings = settings
         self._egress = egress
         self._configuration: dict[str, Any] = {}
+        # the time, by `monotonic`, from which the configuration must be read again
         self._configuration_ends = 0.0
 
     @staticmethod
@@ -145,7 +149,7 @@ class OpenId:
             return answer.json_object()
         error = _error_of(answer)
         log.warning("the OpenID provider gave no token", status=answer.status, error=error)
-        if error == "invalid_grant":  # RFC 6749, 5.2: the only error that is about this sign-in
+        if error == "invalid_grant":  # RFC 6749, 5.2: the only error that concerns this sign-in alone
             raise _sign_in_refused("the provider does not accept its code")
         raise _provider_unavailable(f"its token endpoint answered {answer.status}")
 
@@ -169,6 +173,7 @@ class OpenId:
     async def _read_userinfo(
         self, configuration: Mapping[str, Any], tokens: Mapping[str, Any], subject: str
     ) -> dict[str, Any]:
+        # Returns the claims of the provider's userinfo endpoint, which may have the groups if the ID token lacks them.
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
         answer = await self._request("GET", self._endpoint(configuration, "userinfo_endpoint"), headers)
         if answer.status != HTTPStatus.OK:
@@ -208,8 +213,8 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """The tenants of a person with these groups, each with the person's scopes there. A role is one of the scopes, as
-    `role:NAME`. In the setting `console_oidc_roles`, the group `*` stands for every person.
+    """The tenants of a person with these groups, each with the person's scopes there. A role is listed among the
+    scopes, as `role:NAME`. In the setting `console_oidc_roles`, the group `*` stands for every person.
     """
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
@@ -247,7 +252,7 @@ def _printable_text(value: object) -> str:
 
 
 def _error_of(answer: Answer) -> str:
-    """The code of an OAuth error. Its description is left out, because it may quote the request."""
+    """The code of an OAuth error. The error's description is left out, because it may quote the request."""
     return str(answer.json_object().get("error", ""))[:60]
 
 

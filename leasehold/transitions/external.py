@@ -1,6 +1,6 @@
 """Steps that external workers (programs of clients) claim over HTTP. This module ends such a step after its time limit,
-and reads the results of the earlier steps that it needs. PostgreSQL's clock measures the time limit. Neither a
-heartbeat nor a renewed lease extends the limit.
+locks its job, and reads the results of the earlier steps that the step needs. PostgreSQL's clock measures the time
+limit. Neither a heartbeat nor a renewed lease extends the limit.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ SELECT (SELECT j.id FROM job j WHERE j.id = t.job_id AND t.lease_owner = $2 FOR 
 FROM task t WHERE t.id = $1 AND t.tenant_id = $3
 """
 
+# Whether the attempt with the lease (task $1, owner $2, epoch $3) has run past the step's time limit. No row: the lease
+# is lost.
 _LATE = f"""
 -- external_late
 SELECT t.started_at + make_interval(secs => t.timeout_seconds) < clock_timestamp() FROM task t
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
 """
 
+# Finds steps of external workers that run past their time limit, at most $1.
 _OVERDUE = f"""
 -- external_overdue
 SELECT t.id, t.tenant_id, t.lease_owner, t.epoch, t.attempt FROM task t
@@ -90,8 +93,8 @@ async def is_late(connection: Connection, lease: Lease) -> bool:
 
 
 async def time_out(connection: Connection, templates: Templates, tenant_id: str, lease: Lease) -> Settled:
-    """running -> retry, or failed together with the job, because the attempt ran longer than the step's time limit. In
-    a run that is being cancelled: running -> cancelled.
+    """Settle a step whose attempt ran longer than the step's time limit: running -> retry, or running -> failed
+    together with the job. In a run that is being cancelled: running -> cancelled.
     """
     delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
     failure = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
@@ -137,7 +140,7 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
 
 
 async def needed_steps(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
-    """For each task a row for each succeeded step that it needs, with the `value` and the `files` of that step."""
+    """Task id -> a row for each succeeded step that the task needs, with the `value` and the `files` of this step."""
     needed_by_task: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
     if not task_ids:
         return {}

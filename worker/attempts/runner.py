@@ -74,17 +74,19 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit, because the attempt may still upload, or
 #: wait for the database.
 _AFTER_LIMIT_SECONDS = 120.0
-#: If an isolated step gets no child process in time, the worker puts the step off for _NO_CHILD_SECONDS. If no child
-#: could be started or forked for the step, the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS.
-#: The reason: each attempt fetches the step's inputs, and adds events to the job's history. The alert
-#: LeaseholdStepsWithoutChild notices even one such task, because it counts over the time of several pauses.
+#: If an isolated step gets no child process in time, the worker puts the step off. If other steps occupy all children,
+#: the pause is _NO_CHILD_SECONDS. If the zygote cannot start or fork (NoneForked), the pause doubles with each claim of
+#: the task, up to _MAX_NO_CHILD_SECONDS, because each attempt fetches the step's inputs, and adds events to the job's
+#: history. The alert LeaseholdStepsWithoutChild notices even one such task, because it counts over the time of several
+#: pauses.
 _NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
 #: A cancelled attempt has the job's `grace_seconds` to end, but at least the first and at most the second of these
 #: numbers of seconds. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.
 #: A draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
-#: A worker that ends lets an attempt at a step that is not cancelable finish, unless the step may run longer than this.
-#: For example, such a step records what was bought. If the worker stopped it, nobody would know what was bought.
+#: When a worker has to end, it lets the attempts of steps that are not cancelable finish, if their time limit is at
+#: most this many seconds. For example, such a step records what was bought. If the worker stopped the step, nobody
+#: would know what was bought.
 LONGEST_TO_FINISH_SECONDS = 180.0
 
 #: Errors that mean: no template can be read now, or there is none.
@@ -92,7 +94,7 @@ _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 #: SQL: the code of the last failure of task $1 that was an error, and no crash or timeout.
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
-_UNFORESEEN_CODE = Unforeseen("").code  # of an exception of an isolated step's handler that is no StepError
+_UNFORESEEN_CODE = Unforeseen("").code  # if an isolated handler raised an error that is no StepError
 
 #: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
 #: earlier release: "parked" for snoozed, "spread" for fanned out.
@@ -246,10 +248,11 @@ class Runner:
         work = StoppableWork(
             self._perform(claimed, *declaration, seconds, held, log_and_stream, slot), _seconds_to_stop(claimed)
         )
-        # After a cancel of its job, only a workflow is claimed: its code must see the cancel.
+        # If the job is being cancelled, the claimed task is a workflow, whose code must see the cancel.
         if claimed.cancelling:
             held.cancelled = True
-        # `work.stop` runs when the lease is lost or the attempt overdue, `on_cancel` when a client cancels the job.
+        # `held` calls `work.stop` when the lease is lost or the attempt is overdue, and `on_cancel` when a client
+        # cancels the job.
         held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.stop()
@@ -271,7 +274,7 @@ class Runner:
             handler=_handler_of(claimed),
             seconds=_seconds_to_stop(claimed),
         )
-        self._given_up.add(task)  # the event loop itself has only weak references to tasks
+        self._given_up.add(task)  # the event loop itself has only weak references to asyncio tasks
         task.add_done_callback(self._forget)
         held.give_up()
 
@@ -297,7 +300,7 @@ class Runner:
         return pipeline, step
 
     async def _put_off(self, claimed: Claimed) -> Snoozing:
-        """The snooze of a task whose code this worker lacks. It is short while a living worker has the code."""
+        """The snooze of a task whose code this worker lacks. The snooze is short while a living worker has the code."""
         handler = _handler_of(claimed)
         queue_and_handler = (claimed.queue, handler)
         try:
@@ -321,6 +324,8 @@ class Runner:
         slot: Slot,
     ) -> Settlement:
         record_in(log_and_stream)  # store what the handler logs
+        # From now on this asyncio task runs the handler's code. Asyncio tasks that the handler makes cannot end the
+        # worker.
         begin_foreign_code()
         try:
             if not step.isolated:
@@ -328,20 +333,21 @@ class Runner:
             if not await self._isolated.may_perform(pipeline):
                 return await self._put_off(claimed)
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
-        except NoChild as error:  # the step, or the task with process=True, has not begun: it costs no attempt
+        except NoChild as error:  # the step, or the task with process=True, has not begun, so it costs no attempt
             log.warning("a step is put off, perhaps to another worker", reason=str(error))
             if not isinstance(error, NoneForked):
                 return Snoozing(claimed.lease, _NO_CHILD_SECONDS)
             metrics.NONE_FORKED.labels(pipeline.name).inc()
-            # Otherwise the slot would take the next task that needs such a child.
+            # Let the slot rest. Otherwise it would take the next task that needs such a child.
             slot.rest_while(partial(self._isolated.failing, pipeline.name))
             return Snoozing(claimed.lease, _seconds_without_child(claimed.lease.epoch))
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-            raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
+            raise contained(error) from error  # as a RuntimeError, because SystemExit would end the worker's event loop
 
     def _request_stop(self, claimed: Claimed, work: StoppableWork[Settlement]) -> None:
-        """Tell the handler that a client cancelled the job: its next checkpoint (a call that checks whether to go on)
-        raises. If the handler still runs after the job's `grace_seconds`, the worker cancels it.
+        """Tell the handler that a client cancelled the job. The handler's next checkpoint (a call that checks whether
+        to go on) then raises Cancelled. If the handler still runs after the job's `grace_seconds`, the worker cancels
+        it.
         """
         self._directories.request_stop(claimed.lease)
         asyncio.get_running_loop().call_later(claimed.grace_seconds, work.stop)
@@ -360,6 +366,7 @@ class Runner:
         try:
             return await work.result()
         except BaseException as raised:
+            # If the handler raised a group of errors, `deciding` chooses the error that decides how the attempt ends.
             error = deciding(raised)
             if isinstance(error, asyncio.CancelledError | Cancelled):
                 settlement = await self._settlement_of_stop(claimed, step, held, error)
@@ -370,15 +377,16 @@ class Runner:
                     log_and_stream.recorder.add_final("error", message, trace=traceback_of(error.__cause__))
                 return settlement
             if isinstance(error, OVERTAKEN):
-                # LeaseLost, or ObjectExists: another attempt has written different bytes under this attempt's key, so
-                # another worker has probably taken the lease over. Settle nothing: the newer attempt settles the task.
+                # LeaseLost, or ObjectExists. ObjectExists means that another attempt has written different bytes under
+                # this attempt's key, so another worker has probably taken the lease over. Settle nothing, because the
+                # newer attempt settles the task.
                 return None
             if not work.task.done():
-                raise  # something ends this attempt from outside: the error is not the handler's
+                raise  # this attempt is being ended from outside, so the error is not the handler's
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
             log_and_stream.recorder.add_final("error", reason, trace=traceback_of(raised))
-            # A second unforeseen exception in a row is hardly an accident: retry no more.
+            # A second unforeseen exception in a row is hardly an accident, so do not retry again.
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
             return await self._failure(claimed, step, step_error)
@@ -432,7 +440,7 @@ class Runner:
         return template.template.retry(claimed.step).ladder
 
     async def _was_unforeseen_before(self, claimed: Claimed) -> bool:
-        """Whether the last attempt that raised an error ended with an unforeseen exception, too."""
+        """Whether the attempt that last raised an error also ended with an unforeseen exception."""
         if not claimed.errors:
             return False
         try:
@@ -452,7 +460,7 @@ class Runner:
 
     async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None, str | None]:
         """Settle, log and count. Returns the outcome's name, the step that the settlement claimed, and the code of the
-        failure; None: the attempt did not fail.
+        failure (None if the attempt did not fail).
         """
         try:
             with traces.span("settle"):
@@ -482,7 +490,7 @@ class Runner:
         return outcome, answer.next, code
 
     async def _settle_refused(self, claimed: Claimed, error: Permanent) -> tuple[Failure, Answer]:
-        """PostgreSQL refused the settlement's values: fail the attempt instead."""
+        """Fail the attempt, because PostgreSQL refused the values of its settlement."""
         declaration = self._declaration(claimed)
         assert declaration is not None  # the handler has run
         failure = await self._failure(claimed, declaration[1], error)
@@ -527,7 +535,7 @@ def _seconds_without_child(epoch: int) -> float:
 def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.verdict is Verdict.LOST:
         return "lost"
-    # A workflow that failed runs again if its job was cancelled meanwhile: its code must see the cancel.
+    # A workflow that failed runs again if its job was cancelled meanwhile, because its code must see the cancel.
     if answer.state == "waiting" and isinstance(settlement, Failure):
         return "parked"
     return _OUTCOME_OF_STATE.get(answer.state or "") or _OUTCOME_OF_SETTLEMENT[type(settlement)]

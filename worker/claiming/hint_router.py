@@ -19,7 +19,7 @@ _MAX_WAITING = 1000
 
 
 class HintRouter:
-    """Each worker has one router. A slot pool gets hints from the moment that it is passed to `add`."""
+    """Each worker has one router. After a call of `add`, the slot pool gets the hints of its queues."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer
@@ -33,7 +33,7 @@ class HintRouter:
         self._pools[delivery.hint.queue].deliver(delivery)
 
     def wake(self, queue: str) -> None:
-        """Make the slot pool of `queue` poll immediately. Called when the broker may have lost hints of this queue."""
+        """Make the slot pool of `queue` poll immediately. Call this when hints of the queue may have been lost."""
         if queue in self._pools:
             self._pools[queue].poll_soon()
 
@@ -45,8 +45,8 @@ class HintRouter:
         self.deliver_here([announcement.hint for announcement in announcements])
 
     def deliver_here(self, hints: Sequence[Hint]) -> None:
-        """Deliver the hints to this worker's own slot pools, and to no other worker. A pool takes no further hint of a
-        tenant that has `_MAX_WAITING` hints there.
+        """Deliver the hints to this worker's own slot pools, and to no other worker. If `_MAX_WAITING` hints of one
+        tenant wait in a pool, the router leaves out the tenant's further hints to this pool.
         """
         for hint in hints:
             slot_pool = self._pools.get(hint.queue)

@@ -1,5 +1,5 @@
-"""Renders the statements of pending revisions (migrations) as alembic would run them, for plan.py. This module runs
-none.
+"""Renders the statements of pending revisions (migrations) as alembic would run them, for plan.py. This module runs no
+statement.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def config_of(versions: Path | None) -> Config:
 
 
 def passed_revision(current: str, target: str) -> str | None:
-    """The revision that `target` names, if it is older than the schema's revision `current`. None: it is not older, or
-    this code does not know `current`, because a newer release has migrated.
+    """The revision that `target` names, if it is older than the schema's revision `current`. None: `target` is not
+    older, or this code does not know `current`, because a newer release has migrated the database.
 
     Raises alembic's error for an unknown `target`.
     """

@@ -1,7 +1,7 @@
-"""The duties of the leading worker (the worker that is elected for maintenance) for generations. This worker deletes
-expired source images. When the deadline of a generation has passed, it submits a withdrawal: a job that cancels the
-order at the provider. The withdrawal needs the order. So before the worker deletes the rows of a generation, it copies
-the order into the unfinished withdrawal.
+"""The duties of the leading worker (the worker that is elected for maintenance) for generations. The leading worker
+deletes expired source images. When the deadline of a generation has passed, the worker submits a withdrawal (a job that
+cancels the order at the provider). The withdrawal needs the order. So before the worker deletes the rows of a
+generation, it copies the order into the unfinished withdrawal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Counts and times a worker's requests to providers (services that make images or videos). `ProviderContext` wraps each
-provider with `measured`.
+"""Counts a worker's requests to providers (services that make images or videos), and measures their duration.
+`ProviderContext` wraps each provider with `measured`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SECONDS = histogram(
     ["provider"],
 )
 
+#: The class of the error that a request raised -> the label `outcome`. Any other error gets the label `error`.
 _OUTCOMES = {
     Rejected: "rejected",
     NoAccess: "no_access",
@@ -37,7 +38,7 @@ _bounded_names = Bounded()  # the names of providers; all names beyond the bound
 
 
 def measured(provider: Provider) -> Provider:
-    """A provider whose requests are counted and timed."""
+    """The provider, wrapped so that each of its requests is counted and timed."""
     label = _bounded_names(provider.name)
     return Wrapped(provider, lambda operation, _credential: _measured_request(label, operation))
 

@@ -1,5 +1,5 @@
 """The handlers of the generation pipeline (orders of images or videos at a provider): `submit` sends the order, `poll`
-asks until the order is finished, and `store` downloads the files.
+asks the provider until the order is finished, and `store` downloads the files.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _MAX_JITTER = 0.1
 #: answer has.
 _MAX_FILES = 100
 
-generation.opens(open_provider_context)  # once for each worker; a handler finds it as `attempt.opened`
+generation.opens(open_provider_context)  # each worker opens one context; handlers get it as `attempt.opened`
 
 
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
-    """Send the order once. The step records its intent (`asked_at`) before it orders. If an attempt finds this record,
-    an earlier attempt may have ordered. The record stays until an attempt knows that nothing was ordered. As long as
-    the record stands, people can settle the order (see operations.py), however the job ends.
+    """Send the order once. Before the step sends the order, it records its intent (`asked_at`) in the note. If an
+    attempt finds this record, an earlier attempt may have ordered. The record stays until an attempt knows that nothing
+    was ordered. As long as the record exists, people can settle the order (see operations.py), even after the job has
+    ended.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -64,8 +65,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         raise _final_error(note, error.code, error.message) from None
     # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
-    # `earlier` has `asked_at` only if an earlier attempt may have ordered. Without it, a later attempt may order if
-    # this attempt orders nothing.
+    # `earlier`: the note to keep if this attempt turns out to order nothing. It has `asked_at` only if an earlier
+    # attempt may have ordered. Otherwise it is empty, so that a later attempt may order.
     earlier = {name: value for name, value in note.items() if name == "asked_at"}
     if earlier and not may_repeat:
         raise Permanent(OUTCOME_UNKNOWN_CODE, OUTCOME_UNKNOWN)
@@ -80,13 +81,13 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     except TryLater as error:
         tries = note.get("tries", 0) + 1
         later = earlier | {"tries": tries, "last_error": error.message}
-        await attempt.remember(later)  # if the job is being cancelled, the snooze's note is not written
+        await attempt.remember(later)  # in a job that is being cancelled, the snooze writes no note
         return Snooze(_retry_delay(params, error, tries, seconds_left), later)
     except (NoAccess, Rejected) as error:
         raise await _recorded_rejection(attempt, error, earlier) from None
     except OutcomeUnknown as error:
-        # This does not use `attempt.number`, which also counts lost attempts, and the attempts before a retry of the
-        # job.
+        # `attempt.errors` counts the attempts that raised an error. `attempt.number` would also count lost attempts,
+        # and the attempts before a retry of the job.
         if may_repeat and attempt.errors + 1 < generation.by_name["submit"].max_attempts:
             raise Retryable(error.message, code=error.code) from None
         raise _final_error(intent, error.code, error.message) from None
@@ -139,8 +140,8 @@ async def poll(attempt: Attempt) -> Done | Snooze:
 
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
-    """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
-    could be stored, or if there are too many files.
+    """Download and store every file. The step's value lists the files that cannot be stored. The step fails only if no
+    file could be stored, or if there are too many files.
     """
     poll_value, began = await attempt.value("poll"), monotonic()
     urls: list[str] = poll_value["urls"]
@@ -184,8 +185,8 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
     except UnusableFile as error:
         return {"code": error.code, "message": str(error)}
     except FileUnavailable as error:
-        # This does not use `attempt.number`, which also counts lost attempts, and the attempts before a retry of the
-        # job.
+        # `attempt.errors` counts the attempts that raised an error. `attempt.number` would also count lost attempts,
+        # and the attempts before a retry of the job.
         if attempt.errors + 1 < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
@@ -216,8 +217,8 @@ async def _seconds_left(attempt: Attempt) -> float:
 
 
 def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order:
-    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed, or
-    `submit_outcome_unknown` if an earlier attempt may have ordered.
+    """The order of this job. Raises Permanent if the deadline has passed. The code of the error is
+    `submit_outcome_unknown` if an earlier attempt may have ordered, and `deadline_exceeded` otherwise.
     """
     if seconds_left <= 0:
         raise _final_error(note, "deadline_exceeded", _too_late_message(note))
@@ -248,16 +249,16 @@ def _too_late_message(note: dict[str, Any]) -> str:
 
 
 async def _recorded_rejection(attempt: Attempt, error: NoAccess | Rejected, note: dict[str, Any]) -> Permanent:
-    """Write `note` with the provider's own code, which the API shows. After a retry of the job, the next attempt reads
-    this note. Returns the error to raise.
+    """Write `note`, and in it the provider's own code as `fail_code`, which the API shows. After a retry of the job,
+    the next attempt reads this note. Returns the error to raise.
     """
     await attempt.remember(note | {"fail_code": error.fail_code})
     return _final_error(note, error.code, error.message)
 
 
 def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
-    """The error with which a step gives up. If an attempt may have ordered (`asked_at` in `note`), the code says so,
-    because a client that reads any other code may order again, and buy twice.
+    """The error with which a step gives up. If an attempt may have ordered (`note` has `asked_at`), the error has the
+    code of an unknown outcome. A client that reads any other code may order again, and buy twice.
     """
     if "asked_at" in note:
         return Permanent(OUTCOME_UNKNOWN_CODE, f"{OUTCOME_UNKNOWN} ({message})")
@@ -265,8 +266,9 @@ def _final_error(note: dict[str, Any], code: str, message: str) -> Permanent:
 
 
 async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
-    """The note without `fail_code` (the provider's code of a refusal before the job was retried). This function also
-    deletes `fail_code` from the stored note. Otherwise the API would show the old code with the error of this attempt.
+    """The note without `fail_code` (the provider's code of a refusal that came before a retry of the job). This
+    function also deletes `fail_code` from the stored note. Otherwise the API would show the old code with the error of
+    this attempt.
     """
     note = await attempt.note()
     if "fail_code" in note:
@@ -276,9 +278,9 @@ async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
 
 
 def _retry_delay(params: GenerationParams, error: ProviderError, misses: int, seconds_left: float) -> timedelta:
-    """The pause before the next request. If the provider's answer has a Retry-After, that is the pause, but at least
-    the poll interval. Otherwise the pause starts at the poll interval, and doubles with each further request that
-    failed in a row (`misses`).
+    """The pause before the next request. If the provider's answer has a Retry-After, the pause is as long, but at least
+    the poll interval. Otherwise the pause starts at the poll interval, and doubles with each further failure in a row
+    (`misses`). Both pauses have an upper bound, get jitter, and end at the deadline.
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:

@@ -1,4 +1,4 @@
-"""Converts pictures to sRGB, so that the colour profile can be dropped. The `resize` step uses it for each frame."""
+"""Converts pictures to sRGB, so that the colour profile can be dropped. The `resize` step converts each frame."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _parse_profile(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, 
 
 
 def _build_transform(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Build the transform. Returns None if the profile cannot be used, or changes nothing."""
+    """Build the transform to sRGB. Returns None if the profile cannot be used, or the transform changes nothing."""
     if profile is None:
         return None
     srgb = ImageCms.createProfile("sRGB")
@@ -86,8 +86,9 @@ def _build_transform(profile: ImageCms.ImageCmsProfile | None, mode: str) -> Ima
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether the transform changes no channel (0 to 255) of any sample by more than 1. This is common, because most
-    profiles are sRGB under another name. The samples are all combinations of 16 values of each channel.
+    """Whether the transform leaves every sample as it is, or changes its channels (0 to 255) by at most 1. Most
+    profiles change nothing, because they are sRGB under another name. The samples are all combinations of 16 values of
+    each channel.
     """
     if mode == "CMYK":
         return False

@@ -1,10 +1,10 @@
-"""Settlements end an attempt: complete, fail, snooze, suspend, release, acknowledge_cancel, fan_out. Each has its
-module.
+"""A settlement ends an attempt. There are seven: complete, fail, snooze, suspend, release, acknowledge_cancel and
+fan_out. Each has a module of its own.
 
-A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: a
-settlement changes nothing if the lease's owner or epoch does not match the task, or the task is not running. A
-settlement may be repeated when its answer was lost. A task that was settled under the same epoch then gets the verdict
-`settled` again.
+A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the guard that all
+settlements share. Because of it, a settlement changes nothing if the lease's owner or epoch does not match the task, or
+the task is not running. If the answer to a settlement was lost, the worker may repeat the settlement. If the task was
+settled under the same epoch, the verdict is then `settled` again.
 """
 
 from leasehold.transitions.settlements.cancellation import acknowledge_cancel

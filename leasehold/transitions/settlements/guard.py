@@ -18,8 +18,8 @@ from leasehold.transitions.settlements.records import Settled, Verdict
 
 _Settlement = TypeVar("_Settlement")
 
-#: The CTEs `lease_batch` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: as
-#: `lease_columns` returns them.
+#: The CTEs `lease_batch` (the leases) and `jobs` (the jobs of these leases, locked). The parameters $1 (owners), $2
+#: (task ids) and $3 (epochs) are the lists that `lease_columns` returns.
 LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
@@ -41,7 +41,7 @@ LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     FOR UPDATE OF j
 ), """
 
-#: SQL: a row `a` for each lease of one job, the current row of the CTE `jobs`.
+#: SQL for a LATERAL join with the CTE `jobs`: a row `a` for each lease of the job.
 LEASES_OF_JOBS = "unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)"
 
 #: SQL: the lease `a` is valid for the task `t`. The CASE keeps the planner from reading an index of all running tasks:
@@ -50,7 +50,9 @@ GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 
 
 
 def _held(job_condition: str) -> str:
-    """SQL: the CTEs that HELD_IN_LIVE_JOB describes. `job_condition`: the end of the condition of `held`."""
+    """SQL: the CTEs that HELD_IN_LIVE_JOB describes. `job_condition`: SQL that is appended to the condition of the CTE
+    `held`.
+    """
     return f"""{LOCKED_JOBS}held AS MATERIALIZED (
     -- The tasks that pass the guard, locked.
     SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
@@ -72,9 +74,9 @@ def _held(job_condition: str) -> str:
 #: Here `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by
 #: `acknowledge_cancel`, and are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
-#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. The job's `leased`
-#: counts this workflow until it has ended, also while it has no lease.
+#: The same CTEs. Of a job that is being cancelled, `held` has only the workflow, and only if the workflow has called
+#: something (`journaled`). Such a workflow may release its lease and go on later. The next attempt then sees the
+#: cancel. The job's `leased` counts this workflow until it has ended, even while it has no lease.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -105,9 +107,9 @@ async def settle_twice(
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
-    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task, so a settlement must
-    not have two leases of one task. `hints`: rows with an `outbox_id` have no verdict, but a hint (a message that tells
-    workers of a due task). `ends`: the rows also name the jobs that have ended.
+    """The outcome that the `rows` of a settlement describe. A row has the verdict of one task, so a settlement must not
+    have two leases of one task. `hints`: the statement also returns rows with an `outbox_id`. Such a row has a hint (a
+    message that tells workers of a due task) and no verdict. `ends`: the rows also name the jobs that have ended.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:

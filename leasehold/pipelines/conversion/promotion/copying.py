@@ -1,12 +1,13 @@
-"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none. If a call fails, or
-its process dies, this module undoes the call's copies.
+"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none. If the copying
+fails, or the process dies, this module undoes the copies that were made.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
-passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither `Promoter` nor
-`undo_dead` holds a database connection while it waits for the target or the store.
+passes the call to `Promoter`. The leading worker (elected for maintenance) undoes the copies of calls whose process
+died (`undo_dead`). Neither `Promoter` nor `undo_dead` holds a database connection while it waits for the target or the
+store.
 
-The backup of a replaced object lies at a key of its own (BACKUPS). It is not below the prefix of a job, because a job
-may be deleted while a call still needs the backup.
+The backup of a replaced object lies under the prefix BACKUPS. It does not lie under the prefix of its job, because the
+job may be deleted while a call still needs the backup.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._foreign_keys: set[str] = set()  # keys with objects of somebody else, which an undo must not touch
+        self._foreign_keys: set[str] = set()  # keys whose objects are somebody else's: an undo must not touch them
 
     async def promote(
         self,
@@ -114,10 +115,10 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, *, is_own: bool) -> None:
-        """Copy one artifact. If the key holds no object, this creates one. An object that the tenant has promoted
-        (`is_own`) is replaced, and a copy of it is kept at the key `backup`. If the target does not tell whether the
-        key holds an object, `create` asks the target to keep an existing object. An object of somebody else is a
-        Conflict.
+        """Copy one artifact. If the key holds no object, this creates one. If the tenant has promoted the object there
+        (`is_own`), this replaces the object, and keeps a copy of the old object at the key `backup`. If the target does
+        not report whether the key holds an object, `create` asks the target not to overwrite an object. If the object
+        is somebody else's, raises Conflict.
         """
         existing = await self._target.existing(copy.key)
         if existing is Existing.NOTHING:

@@ -31,8 +31,8 @@ _ANSWERED_WITH_FILES = frozenset({("ark", "image")})
 
 @dataclass(frozen=True, slots=True)
 class ProviderTerms:
-    """What the settings define for a provider. `at_most`: how many generations of all tenants may be under way at
-    once.
+    """What the settings define for a provider. `at_most`: how many generations of all tenants together may be under way
+    at once; None: the settings set no bound.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Catalogue:
         return self._credentials.get(name)
 
     def has_poll(self, name: str, kind: Kind) -> bool:
-        """Whether the provider can be asked for an order of this kind by its id. For a provider that the installation
-        no longer has, the answer is yes, because it may be declared again.
+        """Whether the provider can be asked for an order of this kind by the order's id. True for a provider that the
+        installation no longer has, because the settings may declare it again.
         """
         declaration = self.declared.get(name)
         return (name, kind) not in _ANSWERED_WITH_FILES if declaration is None else declaration.poll is not None

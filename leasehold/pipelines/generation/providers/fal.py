@@ -33,8 +33,8 @@ _FILES = ("images", "image", "videos", "video")
 _NAMESPACES = frozenset({"workflows", "comfy"})
 #: A type of error of fal -> the platform's error code. Any other type gets the code `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: Statuses with which fal refuses the request for the result of an order, although the order has not failed. Any other
-#: error status below 500 is an error of the model, so the order has failed.
+#: Statuses of the answer to a request for the result of an order. They mean that fal refuses this request, and not that
+#: the order has failed. Any other error status below 500 comes from the model, and means that the order has failed.
 _REQUEST_FAILED = frozenset({*NO_ACCESS, 404, 408, 429})
 
 
@@ -55,7 +55,7 @@ class Fal:
             path += f"?{urlencode({'fal_webhook': order.callback})}"
         headers = {}
         if order.deadline_seconds:
-            headers["x-fal-request-timeout"] = str(order.deadline_seconds)  # the longest wait for the work to begin
+            headers["x-fal-request-timeout"] = str(order.deadline_seconds)  # how long fal may wait before it begins
         answer = await self._send("POST", path, credential, _inputs(order), headers, buys=True)
         return Accepted(text_at(_body_of(answer), "request_id"))
 
@@ -67,8 +67,8 @@ class Fal:
             return Working(status)
         if status != "COMPLETED":
             raise bad_answer("has a status that is not documented")
-        # An order that failed is COMPLETED, too. Then the status has an error, or fal answers with an error in place of
-        # the result.
+        # A failed order also has the status COMPLETED. Either the answer with this status has an error, or fal answers
+        # the request for the result with an error.
         if body.get("error"):
             raise _failure(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
@@ -81,7 +81,7 @@ class Fal:
         return Finished(urls)
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        """Whether fal has stopped the order."""
+        """Ask fal to stop the order. Returns whether fal has stopped it."""
         answer = await self._send("PUT", f"{_request_path(ref, order)}/cancel", credential)
         return answer.stopped()
 
@@ -106,7 +106,9 @@ class Fal:
 
 
 def _app_of(order: Order) -> str:
-    """The owner and the app of the order's model, without the endpoint's path. Raises Rejected."""
+    """The part `owner/app` of the order's model, with its namespace if it has one. Raises Rejected if there is no such
+    part.
+    """
     if not order.model:
         raise Rejected("model_required", "fal has no default model: name a model.")
     parts = order.model.split("/")
@@ -118,8 +120,8 @@ def _app_of(order: Order) -> str:
 
 
 def _request_path(ref: str, order: Order) -> str:
-    """The path of the request in fal's queue. The answer to a submit has the whole URLs, but this module does not use
-    them, because an answer must not choose where the credential is sent.
+    """The path of the request `ref` in fal's queue. fal's answer to a submit contains whole URLs of the request. This
+    module does not use them, because an answer must not choose where the credential is sent.
     """
     return f"/{quote(_app_of(order))}/requests/{quote(ref, safe='')}"
 
