@@ -2,7 +2,7 @@
 
 SIGTERM or SIGINT drains the worker: it claims nothing more, and ends when its attempts have ended. A second signal
 stops it immediately. While the worker starts, the first signal stops it immediately. If a handler catches its
-CancelledError and goes on, the process ends without waiting for that handler.
+CancelledError and goes on, the process does not wait for that handler before it ends.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
 
 
 async def _serve_and_leave(settings: Settings, health: Health) -> None:
-    """Do what `serve` does. If the asyncio task of a handler still runs `_END_SECONDS` after that, end the process
+    """Call `serve`. If the asyncio task of a handler still runs `_END_SECONDS` after `serve` has ended, end the process
     without waiting for this task.
     """
     try:

@@ -1,7 +1,7 @@
 """The page of API keys: a person lists, makes, rotates, expires and revokes them.
 
-The answer to the form that makes a key shows the key's secret. No other page and no cookie contains the secret. If a
-person presses the form's button twice within a minute, both answers show the same secret.
+When a form makes a key, the answer to the form shows the key's secret. No other page and no cookie contains the secret.
+If a person presses the form's button twice within a minute, both answers show the same secret.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ async def _make_once(
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
         # Probably the first press has made the key. UniqueViolation: this press would make the same key again.
-        # Conflict: the tenant has as many keys as it may have. NotFound: the first press has ended the old key.
-        cell = services.settings.cell  # the name of this installation, if it is one of several cells
+        # Conflict: the tenant already has the most keys that it may have. NotFound: the first press has ended the old
+        # key, which this press should replace.
+        cell = services.settings.cell  # the name of this installation, if there are several cells
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
         if earlier_key is None:

@@ -27,8 +27,8 @@ ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint needs no body and declares none, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
-#: waits for this many seconds, and then answers 503, so that the provider calls again. This time must be shorter than
-#: the time for which a provider waits for the answer (Ark: five seconds).
+#: waits for at most this many seconds. Then it answers 503, so that the provider calls again. This time must be shorter
+#: than the time for which a provider waits for the answer (Ark: five seconds).
 _WAIT_SECONDS = 3.0
 #: Seconds between two tries to wake the poll.
 _RETRY_SECONDS = 0.2

@@ -26,7 +26,7 @@ MAX_SILENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A part begins. `file_name` is None for a field."""
+    """A part begins. `file_name`: None if the part is a field, and not a file."""
 
     name: str
     file_name: str | None
@@ -48,7 +48,7 @@ Event: TypeAlias = Begin | Data | End
 
 
 class _Events:
-    """The parser's callbacks. They collect the events of the piece that the parser is reading."""
+    """The callbacks that the parser calls. They collect the events of the piece that the parser is reading."""
 
     def __init__(self) -> None:
         self.collected_events: list[Event] = []

@@ -20,10 +20,10 @@ from leasehold.api.http.problems import Problem
 
 #: A string in JSON. A string without a closing quote extends to the end of the body, so that each byte is scanned once.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-#: A number with fewer digits fits into 64 bits.
+#: 19 digits in a row. An integer with fewer digits fits into 64 bits.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 #: A long integer, with its minus sign. Digits beside a point, an `e` or the sign of an exponent are no integer. A match
-#: must also not begin after a digit, because otherwise the search would begin again at each digit of a number.
+#: must not begin after a digit, either. Otherwise the search would begin again at each digit of a number.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _OPENS, _CLOSES = b"[{", b"]}"
 #: All bytes that are no brackets. `_depth` deletes them.
@@ -37,8 +37,8 @@ _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _MAX_DIGITS = 20
 #: If Python's parser accepts a body that is not strict JSON, the body contains one of these: a name such as NaN, a
 #: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits, or the NUL bytes of UTF-16. (A number
-#: beyond a double has an exponent of three digits, or more than 200 digits.) A strict body may contain these, too. Only
-#: a strict parser can decide, so orjson parses each body with a match.
+#: beyond a double has an exponent of three digits, or more than 200 digits.) A strict body may also contain one of
+#: these. Only a strict parser can decide, so orjson parses each body that contains one.
 _MAYBE_NOT_STRICT = re.compile(
     rb"NaN|Infinity|\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[eE]\+?[0-9]{3}|(?<![0-9])[0-9]{200}|\x00"
 )
@@ -46,7 +46,7 @@ _MAYBE_NOT_STRICT = re.compile(
 
 def refusal(body: bytes, max_depth: int) -> Problem | None:
     """The problem of a body that is not strict JSON, is nested deeper than `max_depth`, or has an integer beyond 64
-    bits. None: a parser may read the body. The parser refuses all other errors.
+    bits. None: a parser may read the body. The parser itself refuses a body with any other error.
     """
     return _problem_of_size(body, max_depth) or _problem_of_syntax(body)
 

@@ -1,5 +1,5 @@
-"""/v1/unsettled lists the cases that wait for a person's decision. POST /v1/jobs/{job_id}/settle settles an order (a
-step's request to a provider).
+"""/v1/unsettled lists the cases that wait for a person's decision. POST /v1/jobs/{job_id}/settle settles one order (a
+step's request to a provider), and POST /v1/unsettled/settle settles many.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
-#: The items of a page, newest first, and the id at which the page ended (the `before` of the next page). None in place
-#: of the id: this is the last page.
+#: The items of a page, newest first, and the id at which the page ended (the `before` of the next page). The id is None
+#: if this is the last page.
 _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
 
 
@@ -91,8 +91,9 @@ async def read_unsettled(
 async def count_unknown_orders(
     connection: Connection, services: Services, caller: Caller, max_searched: int
 ) -> tuple[int, bool]:
-    """How many orders of the caller's tenant people have to settle, and whether there may be more in jobs that were not
-    searched (`max_searched` as for `unsettled.count_orders`). Only kinds that the caller may read are counted.
+    """The number of orders of the caller's tenant that people have to settle, and whether there may be more in jobs
+    that were not searched. `max_searched`: as for `unsettled.count_orders`. Only kinds that the caller may read are
+    counted.
     """
     orders_by_pipeline = _unknown_orders(services, caller, caller.tenant_id)
     if not orders_by_pipeline:
@@ -115,7 +116,9 @@ def _unknown_orders(services: Services, caller: Caller, tenant_id: str) -> dict[
 
 
 def _ordering(orders_by_pipeline: Mapping[str, UnknownOrders]) -> list[tuple[str, str, str]]:
-    """The steps that order, each by its pipeline, its name and the member of its note that records the order."""
+    """The steps that send orders: for each step, its pipeline, its name, and the member of its note that records the
+    order.
+    """
     return [(pipeline, orders.step, orders.intent) for pipeline, orders in orders_by_pipeline.items()]
 
 
@@ -252,7 +255,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
     away: NotInTime | None = None  # the last error of a job that PostgreSQL did not write in time
-    async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
+    async with services.bulk.turn(caller.tenant_id):  # bounds how many such requests run at once
         ends_at = monotonic() + BULK_SECONDS
         for index, item in enumerate(body.settlements):
             if index and monotonic() > ends_at:
@@ -262,10 +265,11 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
                 ]
                 break
             try:
+                # `in_time` raises NotInTime if PostgreSQL does not write this job in time.
                 with in_time("settlements"):
                     permitted_job = await find(services, caller, item.job_id, write=True)
                     limit_headers = await settle(services, permitted_job, item)
-            except RequestError as error:  # this job cannot be settled; the others may be
+            except RequestError as error:  # this job cannot be settled, but the others may be
                 if isinstance(error, NotInTime):
                     away = error
                 elif isinstance(error, TooMany | Unavailable) and not settled_ids:  # concerns all jobs

@@ -79,7 +79,7 @@ async def save_view(request: Request, body: NewView, caller: Operator) -> Respon
     try:
         parse(body.filter, datetime.now(UTC))
     except InvalidFilter as error:
-        error.pointer = "#/filter"  # where the filter stands in the body, for the problem document of the answer
+        error.pointer = "#/filter"  # the place of the filter in the body, for the problem in the answer
         raise
     async with services.pool.acquire() as connection, connection.transaction():
         if not await saved_views.exists(connection, caller.tenant_id, body.name):

@@ -2,7 +2,7 @@
 one budget.
 
 The bounds apply to the bytes that arrive, because the Content-Length may be wrong. `AuthenticatedFirst` calls
-`Bodies.received` after it has checked the key, so the API never reads the body of an unknown caller.
+`Bodies.received` after it has checked the key, so the API never reads the body of a caller without a valid key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import Message, Receive
 from leasehold.api.process.metrics import BODY_BYTES
 from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
-#: The most bytes of a body outside of /v1/.
+#: The most bytes of a body of a request outside of /v1/.
 MAX_BYTES = 64 * 1024
 #: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_V1 = 512 * 1024
@@ -46,6 +46,7 @@ class Bodies:
         self._tenant_budget = budget // 2
         self._used_bytes = 0
         self._used_bytes_by_tenant: Counter[str] = Counter()
+        # For each body that waits for room: its tenant, its size, and the future that ends the wait.
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
@@ -70,9 +71,9 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the whole body. Yields a request whose body is in memory. During the block, only the body's actual size
-        stays reserved, because the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
-        ClientDisconnect.
+        """Read the whole body. Yields a request whose body is in memory. During the block, only the actual size of the
+        body stays reserved. The block may last long, for example during a long poll. Raises BodyTooLarge, BodyTooSlow,
+        Unavailable, ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_V1 if request.scope["path"].startswith(_V1_PREFIX) else MAX_BYTES
         content_length = request.headers.get("content-length", "")
@@ -96,7 +97,7 @@ class Bodies:
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (tenant_id, size, grant)
         self._waiting.append(waiter)
-        self._serve()  # this body may fit, although larger bodies are waiting before it
+        self._serve()  # this body may fit, although larger bodies wait before it
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await grant
@@ -148,8 +149,8 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
-    """Read the whole body. If the body is too large, read on and discard the rest, until more than _DISCARDED_BYTES
-    have arrived in total. Then raise BodyTooLarge.
+    """Read the whole body. If the body is too large, read on and discard the rest, until the body ends, or until more
+    than _DISCARDED_BYTES have arrived in total. Then raise BodyTooLarge.
     """
     body = bytearray()
     received_bytes = 0

@@ -1,4 +1,4 @@
-"""Lends connections to PostgreSQL's standby to requests whose answer may be some seconds old
+"""Lends connections to PostgreSQL's standby. They are for requests whose answers may be some seconds old
 (http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the
@@ -27,8 +27,8 @@ class Reading:
         self._replica, self._turns = replica, turns
         self._deadline = Deadline(seconds)
         self._as_of: float | None = None  # the time of the oldest state that was read, by the clock `monotonic`
-        #: Whether a connection to the standby, or a read from it, has failed. An error of the primary does not count,
-        #: for example while it charges the request.
+        #: Whether a connection to the standby, or a read from it, has failed. An error of the primary, for example
+        #: while the primary charges the request, does not count.
         self.has_failed = False
 
     @property
@@ -48,8 +48,8 @@ class Reading:
         return self._deadline.waiting()
 
     def without_limit(self) -> Reading:
-        """Another `Reading` of the same standby, whose time does not count. Use it for a read whose result several
-        requests use.
+        """Another `Reading` of the same standby, without a limit of time. Use it for a read whose result several
+        requests share.
         """
         reading = Reading(self._replica, self._turns, 0.0)
         reading._deadline.lift()
@@ -88,8 +88,8 @@ class Reading:
             yield connection
 
     def include(self, other: Reading) -> None:
-        """Let `lag` also cover the rows that another request has read (`other`). Call this if the answer contains such
-        rows.
+        """Let `lag` also cover the rows that another request has read (`other`). Call this if the answer of this
+        request contains such rows.
         """
         if other._as_of is not None:
             self._include(other._as_of)
@@ -103,15 +103,15 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def on_primary() -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, the current request reads from the primary."""
+    """Inside the block, and in asyncio tasks that it starts, the current request reads from the primary."""
     with reading_as(None):
         yield
 
 
 @contextmanager
 def reading_as(reading: Reading | None) -> Iterator[None]:
-    """Inside the block, and in tasks that the block starts, `reading` is the reading of the current request. If it is
-    None, the request reads from the primary.
+    """Inside the block, and in asyncio tasks that it starts, `reading` is the reading of the current request. If
+    `reading` is None, the request reads from the primary.
     """
     token = _reading.set(reading)
     try:
@@ -156,5 +156,5 @@ class ReplicaReads:
 
 
 def _busy() -> ReplicaBusy:
-    """The error of a request that gets no turn at the standby in time. The primary answers the request."""
+    """The error of a request that gets no turn at the standby in time. The primary then answers the request."""
     return ReplicaBusy("too many requests wait for it")

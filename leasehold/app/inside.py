@@ -52,17 +52,19 @@ def _settings_of(connections: Connections) -> Settings:
 
 async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
     settings = _settings_of(connections)
+    # Raises TransactionRefused if the connection is in no transaction, or its transaction has failed.
     await adapter.check()
     connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
     all_written = Written()
-    # `jobs.submit` divides more than PIECE_SIZE jobs into pieces, and lets the event loop run between them. A sync
-    # driver has no event loop, so write at most one piece in each call.
+    # `write` uses `jobs.submit`, which divides more than PIECE_SIZE jobs into pieces, and lets the event loop run
+    # between the pieces. A sync driver has no event loop, so give `write` at most one piece in each call.
     for start in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[start : start + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
         )
         all_written.ids += written.ids
         all_written.hints += written.hints
+        # The concurrency limits of the runs. `announce_soon` starts runs that wait at them, if there is room.
         all_written.limits += written.limits
     # To publish hints, the app opens its own connection. If the settings do not name `database_url`, that connection
     # may not reach the user's database.

@@ -24,7 +24,8 @@ async def run(source: str | None, **options: Any) -> None:
     """Run an Installation until a signal stops it. `source`: the app that it serves; None: no app was named. `options`:
     the other arguments of Installation.
 
-    Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. All parts are then stopped.
+    Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. Before it raises, all parts are
+    stopped.
     """
     console = Console()
     stop_task = asyncio.create_task(event_of_stop_signals().wait())
@@ -40,7 +41,7 @@ async def run(source: str | None, **options: Any) -> None:
             console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
             reload_task = asyncio.create_task(reload_on_change(installation, console))
             await asyncio.wait((stop_task, reload_task), return_when=asyncio.FIRST_COMPLETED)
-            if reload_task.done():  # it has raised an error, because `reload_on_change` does not end otherwise
+            if reload_task.done():  # it has raised an error, because `reload_on_change` ends in no other way
                 await reload_task
             await cancel_and_wait(reload_task)
         console.print("stopping: running steps finish or are released")
@@ -66,8 +67,9 @@ async def _start(installation: Installation) -> Installation:
 
 def variables_of(installation: Installation) -> dict[str, str]:
     """The variables for programs in the same folder that submit jobs, and for commands that call the API. The programs
-    get the broker `postgres`, because RabbitMQ may still be starting. So only the worker's polls find their jobs. By
-    default the worker polls ten times a second if RabbitMQ starts late, and twice a second otherwise.
+    get the broker `postgres`, because RabbitMQ may not be ready yet. So no hint announces their jobs, and only the
+    worker's polls find them. By default the worker polls ten times a second if RabbitMQ starts late, and twice a second
+    otherwise.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

@@ -48,7 +48,7 @@ ScheduleId = Annotated[
 WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
-_LONG_POLL_SECONDS = 10  # how long the API may wait for a change of the run before it answers
+_LONG_POLL_SECONDS = 10  # for how long the API may wait for a change of the run before it answers
 _PAUSE_SECONDS = 0.5  # the pause between two requests of `watch`, if the first was answered sooner
 
 
@@ -78,7 +78,7 @@ def submit(
         show(created, as_json, lambda: print_line(created["id"]))
     if follow:
         with api_client() as client:
-            # Wait until the API answers, because an error here would look as if no run was started.
+            # Wait until the API answers. An error here would look as if no run had been started.
             answer = client.get_patiently(f"/v1/runs/{path_part(created['id'])}")
             _watch(client, created["id"], answer, as_json)
 
@@ -94,7 +94,8 @@ def _name_and_value(text: str) -> tuple[str, str]:
 def watch(run: RunId, as_json: AsJson = False) -> None:
     """Follow a run to its end, with a bar for each step. Exit with 1 unless the run succeeds."""
     with api_client() as client:
-        # This raises if the API does not answer now. Later, the command says so, and waits until the API answers.
+        # The first request raises an error if the API does not answer. Later requests report an outage, and wait until
+        # the API answers.
         _watch(client, run, client.get(f"/v1/runs/{path_part(run)}"), as_json)
 
 
@@ -106,7 +107,8 @@ def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -
             began_at = monotonic()
             answer = client.get_patiently(path, wait=_LONG_POLL_SECONDS)
             if answer["status"] not in ENDED and monotonic() - began_at < _PAUSE_SECONDS:
-                # The answer came early. Either the run has changed, or a proxy or an API that stops has answered.
+                # The answer came early. Either the run has changed, or the answer is from a proxy, or from an API
+                # process that is stopping.
                 time.sleep(_PAUSE_SECONDS)
         typer.echo(json.dumps(answer))
     else:
@@ -391,7 +393,7 @@ def mcp(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module, and of the others that call the API, to `app`."""
+    """Add the commands of this module, and of the other modules that call the API, to `app`."""
     for command in (submit, watch, runs, cancel, retry, explain, logs, mcp):
         app.command()(command)
     app.add_typer(jobs.app, name="jobs")

@@ -21,10 +21,12 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: A statement for an item that is tried alone may always take this many seconds. Mostly it takes some milliseconds.
+#: A statement for an item that is tried alone may always take this many seconds. Most such statements take some
+#: milliseconds.
 _ALONE_SECONDS = 1.0
-#: It may also take longer: this many times as long as the last statement that PostgreSQL answered, or as the item's
-#: last try alone, whichever is more. So an item gets its answer in the end, however slow the database is.
+#: Such a statement may take longer if the last statement that PostgreSQL answered, or the item's last try alone, took
+#: long: up to this many times as long as the longer of the two. So an item gets its answer in the end, however slow the
+#: database is.
 _LIMIT_FACTOR = 2.0
 #: The items that are set aside are tried again one by one. Before the first of them is tried, the batcher waits for
 #: this many times the duration of that item's last try.
@@ -36,7 +38,7 @@ class _NoConnection(ConnectionError):
 
 
 class _TimedOut(Exception):
-    """A statement was cancelled, because it took too long. Mostly it has waited for a lock."""
+    """A statement was cancelled, because it took too long. In most cases it has waited for a lock."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -58,16 +60,16 @@ class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
-    `repeated`: an earlier try of these items may have committed something. Either the answer of that try was lost. Or
+    `repeated`: an earlier try of these items may have committed something. Perhaps the answer of that try was lost, or
     that try ran a larger batch, committed a part of it, and failed. So `statement` must be safe to repeat.
     `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between two
     tries. `patience`: seconds without an answer after which callers get the error.
 
-    `sets_aside`: if a statement takes too long, try each of its items alone, for a short time. If an item alone takes
-    too long, set it aside and try it again later. Between two tries that take too long, newer items get a statement. So
-    a row that somebody has locked for minutes delays no other item for long, nor do many such rows. Items that are
-    tried alone lose their place in the order. With `sets_aside`, `patience` does not bound a statement that takes too
-    long.
+    `sets_aside`: whether the batcher sets slow items aside. Then, if a statement takes too long, the batcher tries each
+    of its items alone, for a short time. If an item alone takes too long, the batcher sets it aside, and tries it again
+    later. Between two tries that take too long, newer items get a statement. So even many rows that somebody has locked
+    for minutes delay no other item for long. Items that are tried alone lose their place in the order. `patience` then
+    does not bound a statement that takes too long.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class Batcher(Generic[_Item, _Answer]):
                 raise
 
     def _next_batch(self) -> tuple[list[_Request[_Item, _Answer]], bool]:
-        """The items of the next statement, and whether this is one item that is tried alone.
+        """The items of the next statement, and whether the statement tries a single item alone.
 
         Items that are tried alone come before newer ones, because they have waited longer. Exception: after a try that
         took too long, a batch of newer items comes first.
@@ -197,7 +199,7 @@ class Batcher(Generic[_Item, _Answer]):
 
     def _resume_after(self, seconds: float) -> None:
         """After `seconds`, try the first of the items that are set aside again. The end of this try decides when the
-        next item is tried. So the tries of these items take only a part of the time, however many the items are.
+        next item is tried. So these tries take only a part of the time, however many items are set aside.
         """
 
         def try_again() -> None:
@@ -209,8 +211,8 @@ class Batcher(Generic[_Item, _Answer]):
             self._timer = asyncio.get_running_loop().call_later(seconds, try_again)
 
     async def _answer(self, items: Sequence[_Item], *, repeated: bool, limit: float | None) -> Sequence[_Answer]:
-        """Run the statement, each try for at most `limit` seconds. While PostgreSQL does not answer, reconnect and try
-        again, for `patience` seconds.
+        """Run the statement, each try for at most `limit` seconds (None: no limit). While PostgreSQL does not answer,
+        reconnect and try again, for `patience` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience

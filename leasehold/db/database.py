@@ -1,7 +1,7 @@
 """Opens asyncpg connections and pools to PostgreSQL, runs migrations, and holds small helpers for statements.
 
 SQLAlchemy only describes the schema (the files `*tables.py`) and, with alembic, runs the migrations. Neither the API
-nor a worker loads it.
+nor a worker loads SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ async def end_timed_out(connection: Connection) -> None:
     Waits for at most _CANCEL_SECONDS.
 
     asyncpg raises the TimeoutError before it has requested the cancel of the statement from PostgreSQL. `terminate`
-    would drop that request. The session would then stay as long as its statement waits for a lock. Each repetition of
-    the statement would add a session, up to `max_connections`.
+    would drop that request. PostgreSQL would then keep the session as long as its statement waits for a lock. Each
+    repetition of the statement would add such a session, up to `max_connections`.
     """
     with suppress(Exception):
         async with asyncio.timeout(_CANCEL_SECONDS):
@@ -147,7 +147,7 @@ async def end_timed_out(connection: Connection) -> None:
 
 @asynccontextmanager
 async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
-    """As `connect`, and close the connection at the end of the block."""
+    """Open a connection as `connect` does, and close it at the end of the block."""
     connection = await connect(settings, name)
     try:
         yield connection
@@ -226,7 +226,7 @@ def row_count(status: str) -> int:
 
 
 def unindexed(condition: str) -> str:
-    """SQL: the condition in a form that no partial index matches, for a statement that finds its rows by id.
+    """SQL: the condition in a form that no partial index matches. Use it in a statement that finds its rows by id.
 
     With the plain condition, the planner may scan a partial index for each row, because its statistics say that the
     index is almost empty. That scan is slow, because until the next vacuum the index still holds entries of rows that
@@ -238,7 +238,7 @@ def unindexed(condition: str) -> str:
 def within_minute(column: str) -> str:
     """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step may
     lie in the future. Because of the upper bound, such an instant counts only while it is less than a minute ahead.
-    Otherwise the instant would count until a minute after the clock has reached it.
+    Without this bound, the instant would count until a minute after the clock has reached it.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"
@@ -268,11 +268,12 @@ async def migrate(
     patience: Patience | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
+    """Bring the schema of the database `url` (a libpq URL) to `revision`. Callers that call this at the same time wait
+    for one another.
 
     `versions`, `table`: for a schema other than the platform's, the folder of its revisions and the table that stores
     its current revision. `patience`: how long to wait for locks that others hold; None: the defaults. `progress`
-    records the applied revisions, also when an error follows. Raises SchemaLocked.
+    records the applied revisions, even if an error follows. Raises SchemaLocked if others hold the locks for longer.
     """
     attributes = {"url": url, "version_table": table, "patience": patience, "progress": progress}
     await asyncio.to_thread(_upgrade, revision, versions, attributes)

@@ -7,8 +7,8 @@ What `reserve` returns or raises, and what the API then does:
 - Invalid: another request has used the key. Conflict: the first request is still running.
 
 A process that dies, or loses the database, cannot release its key. So a reservation lapses by itself, after IN_FLIGHT.
-If the request calls `hold` in its transaction, its reservation lapses earlier. It lapses when that transaction has
-ended, but never before _LOCK_GRACE has passed.
+If the request has called `hold` in its transaction, its reservation lapses earlier, when that transaction has ended,
+but never before _LOCK_GRACE has passed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until another request takes the key over. Another request may take it over from
+    """The right to store the answer, until another request takes the key over. Another request may do so from
     `locked_until` on, or earlier (see RESERVE). `locked_until` also distinguishes this reservation from a later
     reservation of the same key.
     """
@@ -47,8 +47,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to the first request. `age`: the time since the answer was stored. `age` is wrong if `store` got a
-    `keep` other than KEEP.
+    """The answer to the first request. `age`: the time since the answer was stored. `age` is only right if `store` was
+    called with `keep` = KEEP.
     """
 
     status_code: int
@@ -139,7 +139,8 @@ async def reserve(
     `key`: any text. The key of an HTTP request must have passed `check_key`.
     """
     earlier = IN_FLIGHT - _LOCK_GRACE
-    # Nobody holds the lock of a key that is not held, so such a reservation counts until `locked_until` - `earlier`.
+    # If requests with this key do not call `hold`, nobody holds the key's lock. Such a reservation counts only until
+    # `locked_until` - `earlier`, so add `earlier` to its time.
     locked_for = IN_FLIGHT if is_held else IN_FLIGHT + earlier
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, locked_for, KEEP, earlier)
     if locked_until is not None:
@@ -176,8 +177,8 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 async def store(
     connection: Connection, reservation: Reservation, status_code: int, body: bytes, keep: timedelta = KEEP
 ) -> None:
-    """Store the answer for the time `keep`. Raises Conflict if another request has taken over the reservation. Then
-    roll back the work.
+    """Store the answer for the time `keep`. Raises Conflict if another request has taken over the reservation. The
+    caller must then roll back the work.
     """
     reservation_key = (reservation.tenant_id, reservation.key, reservation.locked_until)
     if await connection.fetchval(STORE, *reservation_key, status_code, body, keep) is None:
@@ -185,5 +186,5 @@ async def store(
 
 
 async def release(connection: Connection, reservation: Reservation) -> None:
-    """Free the key immediately. Call it after the work failed and wrote nothing."""
+    """Free the key immediately. Call this after the work has failed and has written nothing."""
     await connection.execute(RELEASE, reservation.tenant_id, reservation.key, reservation.locked_until)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from leasehold.domain.pipeline import NAME
 
-#: The most characters of a step's name in a request. The index `task_job_id_step_key` takes no longer name, unless the
-#: name compresses well. A name of this length is the path of a step inside more than 600 nested gathers.
+#: The most characters of a step's name in a request. The index `task_job_id_step_key` refuses a longer name, unless
+#: PostgreSQL can compress the name well. Such a long name is the path of a step inside more than 600 nested gathers.
 MAX_STEP_NAME = 2676
 
 

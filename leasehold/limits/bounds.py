@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The table of a row. `gate` has the concurrency limits. Only limits that an operator has declared count; limits that
-#: the code of pipelines declares do not.
+#: The table of a row. `gate` has the concurrency limits. Only limits that an operator has declared count. Limits that
+#: the code of pipelines declares do not count.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
@@ -26,6 +26,7 @@ _CONDITIONS = {
     "saved_view": "true",
     "api_key": "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())",
 }
+#: Table -> the plural word for its rows in error messages.
 _PLURALS = {
     "template": "versions of templates",
     "schedule": "schedules",

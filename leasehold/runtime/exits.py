@@ -1,4 +1,4 @@
-"""Describes how a child process ended, for the sentences of errors."""
+"""Describes how a child process ended, for error messages."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from leasehold.runtime.duty_cycle import Pauses
 WHOLE_EVERY_SECONDS = 5.0
 #: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile the poll takes
 #: processor time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. There
-#: are two exceptions. A whole poll is always due WHOLE_MAX_PAUSE_SECONDS after the last whole poll, and at once after
-#: `forget`.
+#: are two exceptions: a whole poll is always due WHOLE_MAX_PAUSE_SECONDS after the last whole poll, and immediately
+#: after `forget`.
 WHOLE_SHARE = 1 / 200
 WHOLE_MAX_PAUSE_SECONDS = 60.0
-#: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
+#: If a row becomes visible at most this many seconds after it was due, the next poll's window still contains it.
 SLACK_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ class PollWindow:
         )
 
     def seconds_back(self) -> float | None:
-        """How many seconds back the next poll reads; None: it reads everything."""
+        """How many seconds back the next poll reads; None: the next poll reads all due rows."""
         if self._read_from is None or self._whole_polls.due:
             return None
         return self._clock() - self._read_from
@@ -48,7 +48,8 @@ class PollWindow:
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
         """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: the poll
         left out rows that had been due for fewer seconds than this, because their hints (messages that name them) may
-        still come. `oldest`: for how many seconds the oldest row that it read had been due; None: it read no row.
+        still come. `oldest`: for how many seconds the oldest row that the poll read had been due; None: the poll read
+        no row.
         """
         if whole:
             self._whole_polls.done(started_at)
@@ -57,5 +58,5 @@ class PollWindow:
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
-        """Make the next poll read everything. Call this if a poll could not take all rows that it found."""
+        """Make the next poll read all due rows. Call this if a poll could not take all rows that it found."""
         self._read_from = None

@@ -43,9 +43,10 @@ MAX_TICKS = 100
 #: After this many runs, or after this many seconds, one call of `fire_due` fires no further due schedule. The next call
 #: searches again, so that a tick that has become due meanwhile comes before the missed ticks of other schedules.
 _RUNS_AT_ONCE, _SECONDS_AT_ONCE = 100, 5.0
-#: The tenants take turns among the due schedules: among this many schedules that are due for longest, and among this
-#: many with missed ticks to catch up. Each call of `fire_due` reads all of these schedules, even if it fires only a
-#: hundred. So their number is bounded. It is many times the number of schedules that a tenant may have by default.
+#: Each call of `fire_due` reads at most this many due schedules without missed ticks to catch up, and at most this many
+#: with such ticks: those that are due for longest. The tenants take turns among the schedules that were read. The
+#: number is bounded, because a call reads all of them, even if it fires only a hundred. It is many times the number of
+#: schedules that a tenant may have by default.
 _MAX_IN_TURN = 10_000
 
 #: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
@@ -62,38 +63,40 @@ DUTY = counted("schedules")
 # SQL: the pipeline of the handler `h.name`. A handler is the code of a step, named `pipeline.step`.
 _PIPELINE = "regexp_replace(h.name, '\\.[^.]*$', '')"
 
-# SQL: the pipelines of which a worker has code.
+# SQL: the pipelines for which some worker has the code, and does not drain.
 _SERVED = f"""(
     SELECT DISTINCT {_PIPELINE} FROM worker w CROSS JOIN unnest(w.handlers) AS h(name) WHERE NOT w.draining)"""
 
-# SQL condition: a worker may have any code, because its row names no handlers.
+# SQL condition: there is a worker that may have any code, because its row names no handlers.
 _ANY_MAY_BE_SERVED = "EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL AND NOT w.draining)"
 
 #: SQL condition: a worker has the code of the template of the schedule `s`, or may have it.
 MAY_BE_SERVED = f"(s.template IN {_SERVED} OR {_ANY_MAY_BE_SERVED})"
 
-# SQL: the pipelines of which a worker has code, or had it in the last months (`known_handler`).
+# SQL: the pipelines whose code a worker has, or had in the last months (`known_handler`).
 _KNOWN = f"""(
     SELECT {_PIPELINE}
     FROM (SELECT unnest(w.handlers) FROM worker w UNION ALL SELECT k.name FROM known_handler k) AS h(name))"""
 
 # SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. A worker
-# whose row names no handlers may have any code. Exception: if the tenant wrote a template of this name, any worker may
-# fire the schedule. But while a worker has code of the same name, that code takes precedence.
+# whose row names no handlers may have any code. Exception: the condition is false if the tenant wrote a template of
+# this name, because then any worker may fire the schedule. But while a worker has code of the same name, the condition
+# is true, because that code takes precedence.
 _MAY_BE_ELSEWHERE = f"""(s.template IN {_SERVED} OR (
     NOT EXISTS (SELECT 1 FROM template t WHERE t.tenant_id = s.tenant_id AND t.type = s.template)
     AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template IN {_KNOWN})))"""
 
-#: SQL condition: this process may fire the schedule `s`. It may if it has the code of the schedule's template ($2: the
-#: pipelines of this process). It may also if no other worker can have that code. In this case a tenant wrote the
+#: SQL condition: this process may fire the schedule `s`. It may do so if it has the code of the schedule's template
+#: ($2: the pipelines of this process), or if no other worker can have that code. In the second case, a tenant wrote the
 #: template, or the template does not exist. Exception: a schedule that an app declares waits for a process with the
 #: app's code.
 _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_MAY_BE_ELSEWHERE}))"
 
 
 def _has_backlog(on_time: str) -> str:
-    """SQL condition: the schedule `s` may have many missed ticks to submit. Missed ticks can wait. But if a tick of
-    another schedule waits, it may be missed and dropped. `on_time`: the SQL of ON_TIME.
+    """SQL condition: the schedule `s` may have many missed ticks to submit. Such schedules come last, because their
+    ticks can wait. If a tick of another schedule waited, it could become a missed tick, and be dropped. `on_time`: the
+    SQL of ON_TIME.
     """
     return f"(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - {on_time})"
 
@@ -102,7 +105,7 @@ _HAS_BACKLOG = _has_backlog("$3::interval")
 _ON_TIME = f"interval '{ON_TIME.total_seconds():.0f} seconds'"
 
 #: SQL condition: the schedule `s` has missed ticks to submit, and its newest run is no older than ON_TIME. So workers
-#: are catching it up, however old its due tick is.
+#: are catching the schedule up, even if its due tick is old.
 IS_CATCHING_UP = f"""({_has_backlog(_ON_TIME)} AND EXISTS (
     SELECT FROM (SELECT j.created_at FROM run r JOIN job j ON j.id = r.job_id
                  WHERE r.schedule_id = s.id ORDER BY r.job_id DESC LIMIT 1) AS newest
@@ -117,7 +120,8 @@ def _oldest_due(condition: str) -> str:
     ORDER BY s.next_run_at LIMIT {_MAX_IN_TURN})"""
 
 
-# `turn`: the tenants take turns, so that no tenant's schedules keep the ticks of another tenant waiting.
+# `turn`: the schedule's number among the due schedules of its tenant. In this order the tenants take turns, so that no
+# tenant's schedules keep the ticks of another tenant waiting.
 _FIND_DUE = f"""
 -- schedules_due
 SELECT id FROM (
@@ -127,8 +131,8 @@ ORDER BY has_backlog, turn, next_run_at LIMIT $1
 """
 
 # Writes the error $3 (the template is not found) into the `last_error` of schedules that no app declares, if their tick
-# has waited for $4 and no worker has the template's code. The tick stays due, so that a worker that gets the code fires
-# it.
+# has waited for $4 and no worker has the template's code. $1: the most schedules to change. $2: the pipelines of this
+# process. The tick stays due, so that a worker that gets the code fires it.
 _RECORD_WAITING = f"""
 -- schedules_without_code
 UPDATE schedule SET last_error = $3::jsonb || jsonb_build_object('tick', next_run_at)
@@ -214,9 +218,10 @@ async def fire_due(
     None: nothing is charged. If `admission` refuses a tick, the tick stays due, and a later call tries it again. Such
     refusals never pause the schedule. When the tick is older than ON_TIME, it counts as a missed tick.
 
-    A tick of a template that this process lacks, and that is or was the code of other workers, stays due for them. If
-    no worker has the code, the schedule's `last_error` says so when the tick is older than ON_TIME. Exception: while a
-    worker runs whose row names no handlers, nothing is written, because that worker may have the code.
+    If this process lacks the code of a schedule's template, and other workers have or had this code, the tick stays due
+    for them. If no worker has the code now, the schedule's `last_error` says so when the tick is older than ON_TIME.
+    Exception: while a worker runs whose row names no handlers, nothing is written, because that worker may have the
+    code.
     """
     fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
@@ -241,6 +246,7 @@ async def fire_due(
         )
 
     created_runs: list[CreatedRun] = []
+    # whether there may be due schedules that this call does not fire
     is_full = False
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
     for statement, fire, values in ((_FIND_DUE, fire_ticks, (ON_TIME,)), (_FIND_BUFFERED, fire_buffered, ())):
@@ -286,8 +292,8 @@ async def _record_failure(
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
     failures. `failures`: how many firings in a row have raised an error, including refusals by `admission`. The column
-    `failures` counts the errors for which the schedule is at fault, and runs that were refused as Invalid. The smaller
-    number decides.
+    `failures` of the schedule counts only errors for which the schedule is at fault, and runs that were refused as
+    Invalid. The smaller of the two numbers decides.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault, None)
@@ -350,8 +356,9 @@ async def _submit_ticks(
     keep_seconds: int,
     admission: Admission | None,
 ) -> tuple[list[CreatedRun], datetime | None]:
-    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs and the refused tick, with which
-    the next firing begins. Raises TooMany if a run is refused and no run was submitted before it.
+    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs, and the refused tick (None if no
+    tick was refused), with which the next firing begins. Raises TooMany if `admission` refuses a run before any run was
+    submitted.
     """
     created_runs: list[CreatedRun] = []
     # An error in `prepared` refuses every tick in the same way, so record it only once.
@@ -384,11 +391,12 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
 def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
     """The due ticks of one firing that become runs: those on time, and the missed ticks that the catch-up policy
     allows. The policy `one` allows the latest missed tick, and only if no tick is on time. All other ticks that are due
-    become no runs, and cost nothing, however many they are. Also returns whether further due ticks become runs, which
-    the next firing submits.
+    become no runs, and cost nothing, however many they are. The second value: whether further due ticks become runs.
+    The next firing submits these.
     """
     now, expression, timezone = schedule["now"], schedule["cron"], schedule["timezone"]
     first_tick, window = schedule["next_run_at"], timedelta(seconds=schedule["catch_up_seconds"])
+    # The oldest tick that may become a run: with the policy `all`, the oldest missed tick that may still be caught up.
     oldest = now - (max(window, ON_TIME) if schedule["catch_up"] == "all" else ON_TIME)
     ticks = [first_tick] if first_tick >= oldest else []
     # `between` leaves out the instant after which it searches.
@@ -407,7 +415,7 @@ async def _submit_by_overlap(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the run of one tick, if the overlap policy allows it. The policy matters while an older run of the
+    """Submit the run of one tick, if the overlap policy allows it. The policy only matters while an older run of the
     schedule is unfinished. `skip` drops the tick. `buffer_one` keeps one tick, the first, for later. `cancel_other`
     cancels the older runs. If the new run is refused, no older run is cancelled.
 
@@ -447,7 +455,7 @@ async def _submit_by_overlap(
         replace(
             created,
             limits=[*created.limits, *limit_names],
-            departed=[*created.departed, *to_cancel],  # if they have ended, they make room in the limits
+            departed=[*created.departed, *to_cancel],  # if they have ended, their limits have room again
             ended=[*created.ended, *ended],
         )
     ]
@@ -525,7 +533,7 @@ class _ToCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The outcome of a check: the parameters of the schedule's runs, or the error of the check."""
+    """The outcome of the check `of`: the parameters of the schedule's runs, or the error of the check."""
 
     of: _ToCheck
     outcome: dict[str, Any] | Exception

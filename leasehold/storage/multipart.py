@@ -1,7 +1,7 @@
 """The multipart upload of a large local file, for ObjectStore.put.
 
 Memory is bounded, because at most two parts are in memory at once. An upload that fails is aborted, so that the store
-drops its parts. If that fails, too, a maintenance loop of the workers aborts the upload later.
+drops its parts. If the abort fails, too, a maintenance loop of the workers aborts the upload later.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ async def put_in_parts(
 
 
 async def _abort(client: S3Client, upload: Mapping[str, str]) -> None:
-    """Abort the upload. An error is only logged, because the caller must get the upload's own error. A maintenance loop
-    of the workers aborts the upload later.
+    """Abort the upload. If the abort fails, the error is only logged, because the caller must get the upload's own
+    error. A maintenance loop of the workers then aborts the upload later.
     """
     try:
         await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above

@@ -1,5 +1,5 @@
-"""Notes: a running step writes a note for its next attempt. The next attempt reads the note even if this attempt is
-lost. No job or task changes its state.
+"""Notes: a running step writes a note for its next attempt. The next attempt reads the note even if the attempt that
+wrote it is lost. A note changes no state of a job or task.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The statement locks the task's row while it writes the note. If a claim that takes the task over comes later, it waits
-# for the lock, and the new attempt has the note. If such a claim came first, the statement writes nothing.
+# The statement locks the task's row while it writes the note. A claim may take the task over at the same time. If the
+# claim comes later, it waits for the lock, and the new attempt has the note. If the claim came first, the statement
+# writes nothing.
 REMEMBER = """
 -- note
 WITH held AS MATERIALIZED (

@@ -32,9 +32,11 @@ BACKOFF = (5, 15, 60, 300, 900, 3600)
 #: After this many failures in a row a unit is stuck. The failure is then logged as an error, and some duties disable
 #: the unit.
 STUCK_AFTER = 5
-#: Two failures are in a row if the second comes within this time after the retry time of the first.
+#: Two failures of a unit are in a row if the second comes at most this long after the retry time of the first.
 _IN_A_ROW = timedelta(minutes=10)
 
+# $1 duty, $2 unit, $3 error, $4 BACKOFF, $5 _IN_A_ROW. The pause until `retry_at` is the element of $4 with the number
+# of the failure, or the last element.
 _RECORD = """
 -- quarantine
 INSERT INTO quarantine AS q (duty, unit, failures, error, failed_at, retry_at)
@@ -61,8 +63,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 def is_away(connection: Connection, error: BaseException) -> bool:
     """Whether the error means that the database is away (cannot be reached). Any other error counts as the unit's own
-    fault, even a statement that took too long. If the statement took too long because the database hangs, then
-    `set_aside` fails, too, and the unit is not set aside.
+    fault, even if a statement took too long. If it took too long because the database hangs, `set_aside` also fails,
+    and the unit is not set aside.
     """
     if connection.is_closed():
         return True
@@ -71,7 +73,7 @@ def is_away(connection: Connection, error: BaseException) -> bool:
 
 
 def error_record(error: BaseException) -> dict[str, str]:
-    """The error for readers of the unit: `code` and `message`. An unforeseen error shows only its type."""
+    """The error for people who look at the unit: `code` and `message`. An unforeseen error shows only its type."""
     if isinstance(error, (RequestError, StepError)):
         return {"code": error.code, "message": error.message}
     if isinstance(error, StoreError):
@@ -102,10 +104,11 @@ async def run_unit(
     work: Callable[[], Awaitable[_Result]],
     on_failure: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _Result | None:
-    """Run `work` in a new transaction. Returns the result of `work`, or None if it failed; then the unit is set aside.
+    """Run `work` in a new transaction. Returns the result of `work`. If `work` fails, sets the unit aside, and returns
+    None.
 
-    `on_failure`: called with the error and the failures in a row, in the transaction that records the failure.
-    `run_unit` raises the error only if the database is away.
+    `on_failure`: called with the error and the number of failures in a row, in the transaction that records the
+    failure. `run_unit` raises the error only if the database is away.
     """
     try:
         async with connection.transaction():
@@ -130,8 +133,8 @@ async def run_units(
     """Run `work` on all units that `take(None)` returns, in one transaction. If `work` fails, run it on each unit by
     itself. Returns the results.
 
-    `take(None)` locks and returns the units that are due. `take(unit_key)` does so for one unit, if it is still due.
-    `key(unit)`: the key of a unit.
+    `take(None)` locks and returns the units that are due. `take(unit_key)` locks and returns this one unit if it is
+    still due, and otherwise returns no unit. `key(unit)`: the key of a unit.
     """
     units: Sequence[_Unit] = ()
     try:
@@ -159,7 +162,7 @@ async def run_known_units(
     work: Callable[[Sequence[_Unit]], Awaitable[Sequence[_Result]]],
     key: Callable[[_Unit], object] = lambda unit: unit,
 ) -> list[_Result]:
-    """As `run_units`, for units that the caller has read already and that need no lock."""
+    """The same as `run_units`, for units that the caller has read already and that need no lock."""
 
     async def take(unit_key: object | None) -> Sequence[_Unit]:
         return units if unit_key is None else [unit for unit in units if key(unit) == unit_key]
@@ -175,8 +178,9 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 
 
 async def forget(connection: Connection, limit: int = 1000) -> bool:
-    """Delete old rows. Their units work again, because a unit that still failed would have got a later `retry_at`. SKIP
-    LOCKED leaves out a unit that another transaction sets aside now. Returns whether more rows may be due.
+    """Delete old rows. The units of these rows work again, because a unit that still failed would have got a later
+    `retry_at`. SKIP LOCKED leaves out a unit that another transaction is setting aside. Returns whether more rows may
+    be due.
     """
     status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"

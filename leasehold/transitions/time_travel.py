@@ -1,4 +1,4 @@
-"""Moves the instants of a database back, and ends leases, so that a test of an app need not wait. For tests only."""
+"""Moves the instants in a database back, and ends leases, so that a test of an app need not wait. Only tests use it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from leasehold.db.database import Connection
 
-#: Table -> its columns that move: the due times, and the past of runs. Code that subtracts two of these instants, such
-#: as a workflow by `ctx.now()`, then sees how much time has passed. Leases are left out, because a running worker
-#: renews its leases by the real clock.
+#: Table -> its columns that move: the due times, and the past of runs. So code that subtracts one of these instants
+#: from another, for example a workflow with `ctx.now()`, sees that the time has passed. Leases are left out, because a
+#: running worker renews its leases by the real clock.
 _MOVED = {
     "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at", "cancel_by"),
     "run": ("scheduled_at",),
@@ -23,7 +23,7 @@ _MOVED = {
     "rate_bucket": ("full_at",),
 }
 
-#: Table -> its JSON column whose field `at` moves. In the journal, `at` says when a signal came or an awaited run
+#: Table -> its JSON column whose field `at` moves. In the journal, `at` says when a signal came, or when an awaited run
 #: ended. In a job, `at` says when its cancel was requested.
 _MOVED_JSON = {"journal": "value", "job": "cancel"}
 
@@ -45,8 +45,8 @@ WHERE pipeline = ANY($2::text[]) AND params ->> 'expires' IS NOT NULL
 
 async def let_pass(connection: Connection, time: timedelta, expiring: Sequence[str] = ()) -> None:
     """Move the instants in _MOVED and _MOVED_JSON, and the due times of schedules, back by `time`. `expiring`: the
-    pipelines whose parameter `expires` is an instant, which moves, too. Only for a database that no worker uses
-    meanwhile.
+    pipelines whose parameter `expires` is an instant. This instant also moves. Call this only for a database that no
+    worker uses meanwhile.
     """
     async with connection.transaction():
         for table, columns in _MOVED.items():
@@ -68,5 +68,7 @@ UPDATE task SET lease_until = clock_timestamp() - interval '1 hour' WHERE status
 
 
 async def end_leases(connection: Connection) -> None:
-    """End the leases of all workers, and the term of their leader. Only for a database whose workers have all died."""
+    """End the leases of all workers, and the term of their leader. Call this only for a database whose workers have all
+    died.
+    """
     await connection.execute(_END_LEASES)

@@ -27,7 +27,8 @@ class Withdrawals:
 
 
 # The `exclusive_key` of a withdrawal is the id of the job that made the order, so a unique index finds the withdrawal.
-# The statement copies only from jobs that may be deleted now (`expires_at` has passed).
+# The statement copies only from jobs that may be deleted now (`expires_at` has passed). $1: the jobs that made the
+# orders. $2 to $5: `content`, `pipeline`, `step` and `withdrawal` of Withdrawals.
 KEEP_ORDERS = """
 -- keep_orders
 UPDATE job w

@@ -1,8 +1,8 @@
 """`NoTask`: keeps asyncio's tasks away from a workflow's code.
 
 The code runs inside the asyncio task of one attempt. The next attempt may go on with the code in another asyncio task.
-So asyncio.timeout would cancel the whole attempt instead of one wait, or nothing at all. An asyncio task that the code
-created would run beside the code, and each replay would create it again.
+So asyncio.timeout in the code would cancel the whole attempt instead of one wait, or nothing at all. If the code
+created an asyncio task, this task would run beside the code, and each replay would create it again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def wrong_await(what: str) -> Permanent:
 
 class NoTask:
     """In a block `with no_task:`, the code can neither use the asyncio task that it runs in, nor create a new one. Each
-    try raises Permanent `workflow_awaits`. `refusal`: the first such error, or None. It is kept because the code may
-    have caught it.
+    try raises Permanent `workflow_awaits`. `refusal`: the first such error, or None. `refusal` is kept because the code
+    may have caught the error.
 
     Without a running loop the block changes nothing.
     """
@@ -79,7 +79,7 @@ class NoTask:
         raise self.refused(_TASK)
 
     def refused(self, what: str) -> Permanent:
-        """Make the error that the caller raises. The first one is also kept as `refusal`."""
+        """Make the error that the caller raises. `refusal` keeps the first such error."""
         error = wrong_await(what)
         self.refusal = self.refusal or error
         return error
@@ -87,7 +87,7 @@ class NoTask:
 
 class _StandIn:
     """The object that asyncio.current_task returns in the block. Code may read the attributes of the real asyncio task.
-    Logging reads its name, for example. The methods in `_REFUSED` are refused, because they concern the end or the
+    Logging reads its name, for example. The methods in `_REFUSED` raise the error, because they concern the end or the
     cancellation of the task.
     """
 

@@ -40,8 +40,8 @@ class Source:
 
 
 async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
-    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input. Raises Permanent, too,
-    when two different objects have the same name, because the handler finds objects by name.
+    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input, and when two different
+    objects have the same name, because the handler finds objects by name.
     """
     sources = []
     for name in step.reads:
@@ -80,8 +80,9 @@ async def fetch(
 ) -> dict[str, tuple[Path, str]]:
     """Download all sources concurrently, except those in `cache`. Returns name -> (file, sha256).
 
-    Raises Permanent for a missing object, because nobody will write it any more. Raises Permanent for an object larger
-    than `max_bytes`, too: a client with a signed upload URL may have replaced the object after the API checked it.
+    Raises Permanent for a missing object, because nobody will write it any more. Also raises Permanent for an object
+    larger than `max_bytes`, because a client with a signed upload URL may have replaced the object after the API
+    checked it.
     """
 
     async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:
@@ -105,8 +106,8 @@ async def fetch(
 
 def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str], item: Any) -> str:
     """The digest of everything that determines the outputs: the step's version, its parameters, the digests of its
-    inputs (name -> sha256) and, for a part, its item. The item counts because a step that fans out again may give
-    another item to a part of the same name.
+    inputs (name -> sha256) and, for a part, its item. The digest includes the item because a step that fans out again
+    may give another item to a part of the same name.
     """
     work: dict[str, Any] = {
         "pipeline": claimed.pipeline,

@@ -74,11 +74,11 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit, because the attempt may still upload, or
 #: wait for the database.
 _AFTER_LIMIT_SECONDS = 120.0
-#: If an isolated step gets no child process in time, the worker puts the step off. If other steps occupy all children,
-#: the pause is _NO_CHILD_SECONDS. If the zygote cannot start or fork (NoneForked), the pause doubles with each claim of
-#: the task, up to _MAX_NO_CHILD_SECONDS, because each attempt fetches the step's inputs, and adds events to the job's
-#: history. The alert LeaseholdStepsWithoutChild notices even one such task, because it counts over the time of several
-#: pauses.
+#: If an isolated step gets no child process in time, the worker puts the step off. If other runs occupy all children,
+#: or the handlers are not loaded yet, the pause is _NO_CHILD_SECONDS. If the zygote cannot start or fork (NoneForked),
+#: the pause doubles with each claim of the task, up to _MAX_NO_CHILD_SECONDS, because each attempt fetches the step's
+#: inputs, and adds events to the job's history. The alert LeaseholdStepsWithoutChild notices even one such task,
+#: because it counts over the time of several pauses.
 _NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
 #: A cancelled attempt has the job's `grace_seconds` to end, but at least the first and at most the second of these
 #: numbers of seconds. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.

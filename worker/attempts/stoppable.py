@@ -15,8 +15,8 @@ _SETTLE_SECONDS = 2.0
 
 
 class StoppableWork(Generic[_Result]):
-    """Runs `work` as an asyncio task. After `stop` the work has `seconds` to end. Then the attempt gives the work up:
-    it waits no longer, although `task` may run on.
+    """Runs `work` as an asyncio task. After `stop` the work has `seconds` to end. After that time the attempt gives the
+    work up: the attempt waits no longer, although `task` may run on.
     """
 
     __slots__ = ("_end", "_seconds", "_timer", "task")
@@ -30,19 +30,20 @@ class StoppableWork(Generic[_Result]):
         self.task.add_done_callback(self._set_end)
 
     def stop(self) -> None:
-        """Cancel the work, which may still clean up. If it catches the CancelledError and goes on, the attempt gives it
-        up after `seconds`.
+        """Cancel the work, which may still clean up. If the work catches the CancelledError and goes on, the attempt
+        gives the work up after `seconds`.
         """
         self.task.cancel()
         if self._timer is None and not self.task.done():
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._set_end)
 
     async def result(self) -> _Result:
-        """What the work returns or raises. Raises CancelledError if the work is given up; `task` is then not done.
+        """Wait for the work, and return or raise what the work does. If the work is given up, raises CancelledError,
+        and `task` is not done.
 
-        If the caller is cancelled, this method stops the work, and still returns or raises what the work does, so that
-        the caller can settle the result. But a settlement waits without limit while PostgreSQL is away. So the caller
-        is cancelled again after `_SETTLE_SECONDS`.
+        If the caller is cancelled, this method stops the work, and waits for its end. It still returns or raises what
+        the work does, so that the caller can settle the result. But a settlement waits without limit while PostgreSQL
+        is away. So the caller is cancelled again after `_SETTLE_SECONDS`.
         """
         try:
             await self._end

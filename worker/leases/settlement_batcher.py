@@ -33,15 +33,15 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: The seconds that a settlement waits while the database is away. There is no limit. If a settlement gave up, the step
-#: would have to run again.
+#: For how many seconds a settlement waits while the database is away: without limit, because if a settlement gave up,
+#: the step would have to run again.
 _PATIENCE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release the lease, because the worker is stopping. This counts neither as an attempt of the task, nor as a loss
-    (the death of the task's worker).
+    """Release the lease, because the worker is stopping. The attempt then does not count, and the task is not charged a
+    loss (an attempt whose worker died).
     """
 
     lease: Lease
@@ -60,7 +60,7 @@ Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release |
 @dataclass(frozen=True, slots=True)
 class Answer:
     """PostgreSQL's answer to a settlement. `state`: the task's new state; None if the lease was lost.
-    `next`: the job's next step, if the settlement has also claimed it for this worker. `is_dead_letter`: the task
+    `next`: the job's next step, if the settlement has also claimed this step for the worker. `is_dead_letter`: the task
     failed for good, and no workflow decides what follows.
     """
 
@@ -106,12 +106,13 @@ class SettlementBatcher:
         batch: Sequence[Settlement],
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Answer]:
-        """Settle the batch. If PostgreSQL refuses settlements, first make the workflows among them due again, then
-        acknowledge the cancels of the others. Returns the answers, in the order of the batch. `repeated`: an earlier
-        try's answer was lost, so PostgreSQL may already have accepted the settlements.
+        """Settle the batch. If PostgreSQL refuses settlements, this method first makes the workflows among the refused
+        tasks due again. For the other refused tasks, it then acknowledges the cancels. Returns the answers, in the
+        order of the batch. `repeated`: the answer of an earlier try was lost, so PostgreSQL may already have accepted
+        the settlements.
 
         If the worker lost a task and claimed it again while the first settlement waited, the batch has two settlements
-        of the task. PostgreSQL answers by task, so this method then settles each settlement of the batch alone.
+        of the task. PostgreSQL answers by task. So this method then runs each settlement of the batch alone.
         """
         if differ_in_a_task(settlement.lease for settlement in batch):
             return [answer for one in batch for answer in await self._settle(connection, [one], repeated)]
@@ -164,8 +165,9 @@ class SettlementBatcher:
     def _take(self, outcome: Settled) -> dict[UUID, Answer]:
         """Announce the hints and count the ended jobs of a statement that has committed. Returns the answers.
 
-        Call this before the next statement of the batch, because that statement may fail. Then the batcher settles each
-        settlement again. PostgreSQL answers `settled`, but does not name the hints and the jobs a second time.
+        Call this before the next statement of the batch, because that statement may fail. In this case the batcher runs
+        each settlement again. PostgreSQL then answers `settled`, but does not name the hints and the jobs a second
+        time.
         """
         self._announce(outcome.announcements)
         count_ended_jobs(outcome.ended)
@@ -193,8 +195,9 @@ class SettlementBatcher:
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost. Without a
-        new claim, no worker would run these steps before their leases expire. Returns the changed answers.
+        """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost, so this
+        worker does not know of these steps. Without a new claim, no worker would run them before their leases expire.
+        Returns the changed answers.
         """
         completed_ids: list[UUID] = []
         workflow_of_step: dict[UUID, UUID] = {}  # a step that a suspension started -> the workflow's task

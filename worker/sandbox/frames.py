@@ -2,7 +2,7 @@
 children: length-prefixed JSON, never pickle.
 
 A hostile picture may have taken control of a child. So the worker reads a bounded number of bytes and validates each
-frame with these models. A child can then report false results, but cannot make the worker run anything.
+frame with these models. Such a child can report false results, but cannot make the worker run anything.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Confinement(_Frame):
 
 
 class Run(_Frame):
-    """Worker to child, second: run this step now, in `directory`, on `files`. `result_limits`: for a task of an app."""
+    """Worker to child, second: run this step now, in `directory`, on `files`. `result_limits`: the limits of the result
+    if the step is a task of an app.
+    """
 
     pipeline: str
     step: str
@@ -150,7 +152,7 @@ class Failed(_Frame):
 
 
 Answer = Finished | Failed
-#: The zygote's first frame, and the frames of a child.
+#: GREETING: the first frame of a zygote. FROM_CHILD: the frames that a child sends.
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
 FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
     Annotated[Answer | Progress | LogLine | Emitted, Field(discriminator="kind")]
@@ -159,7 +161,7 @@ FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
 
 def encode(frame: BaseModel) -> bytes:
     """The bytes of `frame`. Raises FrameError when the frame has no JSON form, when it is too large, or when the other
-    side could not read the JSON. (It may be nested too deep, or have an integer of thousands of digits.)
+    side could not read the JSON. (The JSON may be nested too deep, or have an integer of thousands of digits.)
     """
     try:
         body = frame.model_dump_json().encode()

@@ -1,5 +1,5 @@
 """Uses Landlock, a mechanism of the kernel by which a process without privileges restricts itself to some files. If the
-kernel's Landlock can deny TCP, too, the process also gives up TCP.
+kernel's Landlock can also deny TCP, the process gives up TCP, too.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the
@@ -37,13 +37,15 @@ _SCOPES = 0b11  # no connections to abstract sockets of processes outside the do
 
 
 def version() -> int:
-    """The kernel's Landlock version; 0 if it has none."""
+    """The version of the kernel's Landlock; 0 if the kernel has no Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
 def _rights(abi: int) -> int:
-    """The rights that this Landlock version can deny. It denies all of them, except those that a rule allows."""
+    """The rights that Landlock of the version `abi` can deny. A ruleset denies all of them, except where a rule allows
+    them.
+    """
     rights = _BASE_RIGHTS
     if abi >= 2:  # noqa: PLR2004 - the first version with it
         rights |= _REFER
@@ -62,7 +64,7 @@ class _PathRule(ctypes.Structure):
 
 
 def _create(libc: ctypes.CDLL, abi: int) -> int:
-    # Fields that an old kernel does not know must be zero: otherwise the kernel refuses the ruleset.
+    # Fields that an old kernel does not know must be zero. Otherwise the kernel refuses the ruleset.
     net = _NET_TCP if abi >= 4 else 0  # noqa: PLR2004 - the first version with it
     scoped = _SCOPES if abi >= 6 else 0  # noqa: PLR2004 - the first version with it
     attributes = _Attributes(_rights(abi), net, scoped)
@@ -73,8 +75,8 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """The rights that a thread has after `enter`. Call `allow` any number of times, then `enter` once. No call takes
-    these restrictions off the thread again.
+    """The restrictions of a thread. Call `allow` any number of times for the rights that the thread keeps, then `enter`
+    once. `enter` cannot be undone. `abi`: the version of Landlock.
 
     The thread must have set no_new_privs before `enter`. Every method raises OSError when the kernel refuses.
     """
@@ -92,7 +94,7 @@ class Ruleset:
     def _allow(self, path: Path, rights: int) -> None:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # the path is absent, or an outer domain hides it: there is nothing to allow
+        except OSError:  # the path is absent, or an outer domain hides it, so there is nothing to allow
             return
         try:
             is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)

@@ -44,8 +44,8 @@ def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -
 
 
 def _encoded(value: Any) -> bytes:
-    """The value as JSON. Refuses a value that PostgreSQL cannot store, before the files are uploaded. The error is
-    permanent, because another attempt would make the same value.
+    """The value as JSON. Before the worker uploads the files, this refuses a value that PostgreSQL cannot store. The
+    error is permanent, because another attempt would make the same value.
     """
     try:
         return encode_storable(value)
@@ -58,7 +58,9 @@ def _is_safe(path: str) -> bool:
 
 
 def _regular_file(directory: Path, path: str, name: str) -> Path:
-    """The path of the output `name`, if it is a regular file inside `directory` with a single name."""
+    """The path of the output `name`. Raises Permanent unless it is a regular file inside `directory` with a single
+    name.
+    """
     if not _is_safe(path):
         raise _bad(f"output {name}: its path leaves the directory, or has characters other than a-z 0-9 . _ - and /")
     *folders, last = path.split("/")

@@ -1,7 +1,8 @@
-"""RabbitMQ as the broker. One connection publishes, and another connection consumes. Each reconnects by itself.
+"""RabbitMQ as the broker. One connection publishes hints, and another connection consumes them. Each connection
+reconnects by itself.
 
 The connections are separate because RabbitMQ blocks connections that publish during a memory or disk alarm. Consuming
-must go on, because it empties the queues, and so ends the alarm.
+must go on during an alarm, because it empties the queues, and so ends the alarm.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class AmqpBroker:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """`prefetch`: queue -> how many unacknowledged hints RabbitMQ may deliver. `on_wake`: a function that is called
-        with the name of a queue when its consumer resumes after a gap, because hints may have been lost meanwhile.
+        """`prefetch`: queue -> how many unacknowledged hints RabbitMQ may deliver. `on_wake`: called with the name of a
+        queue when the queue's consumer resumes after a gap, because hints may have been lost during the gap.
         """
         await self._consumer.consume(prefetch, on_delivery, on_wake)
 

@@ -1,7 +1,7 @@
 """A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`answered_within`).
 
 aio-pika's RobustConnection is not used. After a reconnect it restores every channel, and if one channel fails, it
-reconnects again. So a single bad queue would keep all channels down.
+reconnects again. So a single bad queue would keep all channels closed.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ SETTLED_SECONDS = 5.0
 
 @asynccontextmanager
 async def answered_within(seconds: float) -> AsyncIterator[None]:
-    """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
-    connection ends.
+    """A context manager for a block that waits for the broker. Raises TimeoutError after `seconds`, and
+    BrokerUnavailable when the connection ends.
 
     `answered_within` corrects two faults of the AMQP client:
     - When the connection dies, the client ends a wait with a bare CancelledError, which no `except Exception` catches.
       `answered_within` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
       a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `answered_within` raises CancelledError in both cases. The timeout of `answered_within` cancels
-      the block, too. In this case `asyncio.timeout` turns the CancelledError into TimeoutError.
+      an ordinary error. `answered_within` raises CancelledError in both cases.
+
+    After `seconds`, the timeout of `answered_within` also cancels this task. `asyncio.timeout` then takes this
+    cancellation back, and raises TimeoutError in place of the CancelledError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -76,8 +78,8 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
 
 
 async def until_one_ends(*awaitables: Awaitable[object]) -> None:
-    """Run the awaitables until one of them ends, and cancel the others. If the first one ended with an error, raises
-    it.
+    """Run the awaitables until one of them ends, and cancel the others. If the one that ended raised an error, raises
+    this error.
     """
     tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
     try:
@@ -179,8 +181,9 @@ class Nodes:
 
     @property
     def is_current_untried(self) -> bool:
-        """Whether the current node was not tried in this round. Then the link tries it without a wait. A new round
-        begins after a connection that was accepted, and after all nodes have failed.
+        """Whether a round over the nodes has begun, and the current node is still to be tried in it. Then the link
+        tries this node without a wait. A new round begins after a connection that was accepted, and after all nodes
+        have failed.
         """
         return self._failed % len(self._order) != 0
 
@@ -205,8 +208,9 @@ class Nodes:
 class Link:
     """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
-    When the connection is lost, the link cancels `serve`. `role`: the link's name. It is a part of the connection's
-    name at RabbitMQ, and the log shows it when RabbitMQ is unreachable.
+    `serve` also gets the connection's `Wire`, which gives a consumer or publisher the frames of its channel. When the
+    connection is lost, the link cancels `serve`. `role`: the link's name. It is a part of the connection's name at
+    RabbitMQ, and the log shows it when RabbitMQ is unreachable.
     """
 
     def __init__(
@@ -218,6 +222,7 @@ class Link:
         self._nodes = Nodes(settings)
         self._role = role
         self._heartbeat = settings.amqp_heartbeat
+        # How long RabbitMQ may be silent before `watch` ends the connection.
         self._patience = Patience(settings.amqp_silence_seconds)
         self._serve = serve
         self._running: asyncio.Task[None] | None = None
@@ -261,7 +266,7 @@ class Link:
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
         tls = None if broker.tls is None else await self._renewed(broker.tls)
-        wire = Wire()  # gives consumers and publishers their frames before the AMQP client gets them
+        wire = Wire()  # gets the bytes of the connection before the AMQP client does
         # aio-pika's Connection is not used, because it leaks a socket if it is cancelled just after opening the socket.
         connection = aiormq.Connection(
             url, context=tls, client_properties={"connection_name": name}, transport_factory=wire
@@ -280,9 +285,9 @@ class Link:
             await close(connection)
 
     async def _renewed(self, tls: BrokerTls) -> ssl.SSLContext:
-        """The TLS context, made of the files as they are now. If these cannot be used, it is made of the files that
-        were read before. Logs an error only if it differs from the last error, because there may be many attempts to
-        connect.
+        """The TLS context, made of the files as they are now. If these files cannot be used, the context stays as it
+        was made of the files that were read before. Logs an error only if it differs from the last error, because there
+        may be many attempts to connect.
         """
         fault: str | None = None
         try:

@@ -1,10 +1,10 @@
 """The queues on RabbitMQ. Each queue of the platform is three queues there, one for each priority band. One more queue
 has the hints that were set aside. All these queues are durable. A hint is a message that a task is due. RabbitMQ sets a
-hint aside (dead-letters it), for example, after it has delivered the hint too often.
+hint aside (dead-letters it) after it has delivered the hint too often, for example.
 
-Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
-`mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
-none of them.
+Publishers use the default exchange with the queue's name. So no queue needs a binding. If the queue of a `mandatory`
+message is missing, RabbitMQ returns the message. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness
+depends on none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.broker.base import BANDS
 from leasehold.runtime.gather import check_not_cancelled
 
 #: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard. The first
-#: is in PostgreSQL, which counts the attempts.
+#: safeguard is in PostgreSQL, which counts the attempts.
 DELIVERY_LIMIT = 20
 #: The most hints that RabbitMQ keeps in the queue of hints that were set aside. People may read these hints. No task
 #: needs them, because workers also find tasks by polling PostgreSQL.
@@ -30,7 +30,7 @@ SET_ASIDE_MAX = 10_000
 #: hang for a minute, and a new try may succeed within this minute.
 RPC_SECONDS = 10.0
 #: The pause after a failed declare of the queue of hints that were set aside, in seconds. Each try may take
-#: RPC_SECONDS, and `declare` of another queue waits for this try.
+#: RPC_SECONDS, and the `declare` of another queue waits until the try has ended.
 _SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ class Topology:
         return f"{self.prefix}.parked"
 
     def name_of(self, queue: str, band: int) -> str:
-        """The name of a band of a queue on the broker."""
+        """The name on RabbitMQ of one priority band of a queue."""
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
     async def declare(self, connection: AbstractConnection, name: str) -> None:
@@ -66,7 +66,8 @@ class Topology:
 
     async def _try_to_declare_set_aside(self, connection: AbstractConnection) -> None:
         """Declare the queue of hints that were set aside. An error is only logged, because no task needs this queue,
-        and the hints of all other queues must not wait for it. While one call declares it, other calls do nothing.
+        and the hints of all other queues must not wait for it. While one call declares the queue, other calls do
+        nothing.
         """
         if monotonic() < self._set_aside_due_at:
             return

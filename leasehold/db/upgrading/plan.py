@@ -15,7 +15,8 @@ from leasehold.db.schemas import Schema, state_of
 from leasehold.db.upgrading.locks import Effect, ForeignKey, SchemaTables
 from leasehold.db.upgrading.rendering import Rendered, render
 
-#: SQL: the indexes that the connection sees, except PostgreSQL's own, each with its table, and whether it is valid.
+#: SQL: the indexes that the connection sees, except PostgreSQL's own. Each row has the index's table, and whether the
+#: index is valid.
 _INDEXES = """
 SELECT i.relname AS name, t.relname AS "table", x.indisvalid AS valid
 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
@@ -40,8 +41,9 @@ WHERE k.contype = 'f' AND k.conparentid = 0 AND pg_table_is_visible(t.oid)
 
 @dataclass(frozen=True, slots=True)
 class PlannedStatement:
-    """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `scanned_under_locks`:
-    the tables that the transaction scans or rewrites while it holds these locks, in this statement or a later one.
+    """A statement of a revision. PostgreSQL holds the statement's locks until the end of the transaction.
+    `scanned_under_locks`: the tables that this statement, or a later statement of the transaction, scans or rewrites
+    while the locks are held.
     """
 
     statement: str
@@ -59,7 +61,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRevision:
-    """A pending revision. `narrows`: why older code may fail after the revision; empty: the revision only adds.
+    """A pending revision. `narrows`: why older code may fail after the revision. It is empty if the revision only adds.
     `beside_old_code`: what its docstring says about older code that still runs.
     """
 
@@ -79,7 +81,7 @@ class PlannedRevision:
 
     @property
     def phase(self) -> str:
-        """`expand`: the previous release's code works after the revision, too. `contract`: that code may fail."""
+        """`expand`: the previous release's code still works after the revision. `contract`: that code may fail."""
         return "contract" if self.narrows else "expand"
 
 

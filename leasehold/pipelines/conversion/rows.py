@@ -26,7 +26,9 @@ REMEMBER_EXPIRED = timedelta(days=90)
 
 
 class Busy(Exception):
-    """The user has another unfinished conversion. `job_id`: its job; None: that conversion has ended meanwhile."""
+    """The user has another unfinished conversion. `job_id`: the job of this conversion; None: the conversion has ended
+    meanwhile.
+    """
 
     def __init__(self, job_id: UUID | None) -> None:
         super().__init__(f"unfinished: {job_id}")
@@ -35,9 +37,9 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewConversion:
-    """A conversion to write. The job's exclusive_key is the user. A unique index allows only one unfinished job for
-    each key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from the job's
-    tenant. `input`: the client's request, as the API shows it.
+    """A conversion to write. The job's `exclusive_key` is the user's id. A unique index allows only one unfinished job
+    for each such key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from
+    the job's tenant. `input`: the client's request, as the API shows it.
     """
 
     job: NewJob
@@ -49,7 +51,9 @@ class NewConversion:
 
 
 async def create(connection: Connection, new: NewConversion) -> Submitted:
-    """Write the job and the row of its conversion. Raises Busy, and then writes nothing."""
+    """Write the job and the row of its conversion. If the user has an unfinished conversion, raises Busy and writes
+    nothing.
+    """
     try:
         async with connection.transaction():
             submitted = await limits.submit(connection, new.job)
@@ -122,7 +126,8 @@ async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
     return row_count(status) >= limit
 
 
-# SQL condition: which conversions a list shows. $1 the tenant; $2 the user, $3 the states of the jobs (NULL: any).
+# SQL condition: the conversions that a list shows. $1: the tenant. $2: the user (NULL: any). $3: the states of the jobs
+# (NULL: any).
 _SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
     f" AND {LIVES}"
@@ -140,8 +145,8 @@ async def newest(
 ) -> tuple[Sequence[Row], int]:
     """A page of conversions, newest first, and the number of conversions on all pages (counted up to MAX_COUNTED).
 
-    `before`: the last job of the previous page; None: the first page. If `user_id` or `states` is None, every user or
-    state counts.
+    `before`: the last job of the previous page; None: the first page. If `user_id` is None, the conversions of all
+    users count. If `states` is None, all states count.
     """
     page = await connection.fetch(
         f"{_CONVERSION} WHERE {_SELECTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",

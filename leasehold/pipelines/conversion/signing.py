@@ -15,6 +15,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.pipelines.conversion import nef
 from leasehold.settings import Settings
 
+#: The file of a package that `sign_package` signs.
 _NEF = "output/out.nef"
 
 

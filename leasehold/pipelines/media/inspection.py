@@ -1,4 +1,6 @@
-"""Checks a picture's size, type, area and number of frames before any decoder reads it. The `resize` step calls it."""
+"""Checks a picture's size, type, area and number of frames before any decoder reads it. The `resize` step calls
+`inspect`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _READERS: dict[str, Callable[[bytes], Header]] = {
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A file that may be decoded, and the header that the decoder must agree with."""
+    """A file that a decoder may read, and its header, with which the decoded picture must agree."""
 
     data: bytes
     content_type: str

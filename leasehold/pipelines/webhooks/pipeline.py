@@ -19,9 +19,9 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 
 class Delivery(BaseModel):
-    """The parameters of a delivery. It goes to the webhook `webhook_id`, or to `url`, the callback URL of one job.
-    `event`: the JSON to send. `message`: the id of the message. A redelivery has the id of the first delivery, because
-    the receiver must get the same message id again. In the first delivery, `message` is None.
+    """The parameters of a delivery. The delivery goes to the webhook `webhook_id`, or to `url`, which is the callback
+    URL of one job. `event`: the JSON to send. `message`: the id of the message. A redelivery has the id of the first
+    delivery, because the receiver must get the same message id again. In the first delivery, `message` is None.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

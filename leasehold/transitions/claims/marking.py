@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 # would compare each task of a batch with each job, because the planner expects a CTE to return one row.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
-#: The job's columns in the CTE `job_tasks`: the columns above, and `single_task`, the job's only task if it has just
-#: one (db/tables.py). Only `_MARK_CLAIMED` reads this column.
+#: The job's columns in the CTE `job_tasks`: the columns above, and `single_task`, which is the id of the job's task if
+#: the job has only one (db/tables.py). Only `_MARK_CLAIMED` reads this column.
 _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
-#: Column -> the expression that computes it from the table `job`. All other columns are read as the table has them.
-#: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
+#: Column -> the expression that computes it from the table `job`. The claim reads all other columns as the table has
+#: them. `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
 #: `grace_seconds` is the rest of the grace (the time that a cancelled attempt has to stop).
 _EXPRESSION_OF_COLUMN = {
     "cancelling": "j.status = 'cancel_requested'",
@@ -41,10 +41,10 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
 def output_prefix(job: str) -> str:
     """SQL: the output prefix of the task `t`. `job`: the alias of the row that has the job's prefix.
 
-    A step that a workflow started (`contained`) has a prefix of its own: the job's prefix and the step's name. In it a
-    point replaces each `#`, because a `#` would need quoting in a URL. A part of a fan-out (its name ends in a point
-    and its number) also has a prefix of its own. The reason: one handler names the outputs of all parts, so with one
-    prefix the parts would overwrite each other's outputs.
+    A step that a workflow started (`contained`) has a prefix of its own: the job's prefix and the step's name. In this
+    prefix a point replaces each `#` of the name, because a `#` would need quoting in a URL. A part of a fan-out (its
+    name ends in a point and its number) also has a prefix of its own. The reason: one handler names the outputs of all
+    parts, so with one prefix the parts would overwrite each other's outputs.
     """
     return f"""CASE WHEN t.contained OR strpos(t.step, '.') > 0
                      THEN {job}.output_prefix || '/' || replace(t.step, '#', '.')
@@ -70,9 +70,9 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
 
 # No earlier part of the statement locks the rows of `task`, because each lock would be one more record in the WAL. So
 # the UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then
-# PostgreSQL checks the condition on the newest version of the row. So the condition must test the row `t` itself,
-# because `job_tasks` has the row as it was when the statement began. The UPDATE leaves out a task that has started or
-# stopped running since then, because the counts below depend on `was`.
+# PostgreSQL checks the condition of the UPDATE on the newest version of the row. Therefore the condition must test the
+# row `t` itself, because `job_tasks` has the row only as it was when the statement began. The UPDATE leaves out a task
+# that has started or stopped running since the statement began, because the counts below depend on `was`.
 #
 # The first claim of a job's single task writes no event, because the view `history` derives the event from the task.
 # The event's number (`claim_seq`) is the job's next number. Until this claim the job has no other task, so no other

@@ -1,4 +1,6 @@
-"""`send` stores a client's signal to a run until the run's workflow consumes it, and wakes a workflow that waits."""
+"""`send` stores a client's signal to a run until the run's workflow consumes it, and wakes the workflow if it waits for
+the signal. `waits_of` and `schema_of` read the waits that are open.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ WHERE j.id = $1 AND j.tenant_id = $2
 FOR UPDATE
 """
 
-# $1 the job, $2 its tenant, $3 name, $4 payload (NULL: the JSON null), $5 how many signals a run may have
+# $1 the job, $2 its tenant, $3 the signal's name, $4 its payload (NULL: the JSON null), $5 the most signals that a run
+# may have. `news`: a column of `task` that counts the signals that have come for a workflow, and its steps that have
+# ended.
 SEND = f"""
 -- signal
 WITH stored_signal AS (
@@ -72,6 +76,7 @@ SELECT s.id AS signal_id, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.h
 FROM stored_signal s LEFT JOIN hints h ON true
 """
 
+# The schema of the first open wait of the run $1 (of the tenant $2) for the signal $3.
 _SCHEMA = """
 -- signal_schema
 SELECT e.value -> 'schema' FROM journal e JOIN job j ON j.id = e.job_id
@@ -80,7 +85,8 @@ ORDER BY e.branch, e.number LIMIT 1
 """
 
 
-# Reads the index of open waits. If several branches wait for the same name, the schema of the first counts.
+# Reads the index of open waits. If several branches of the workflow wait for the same name, the schema of the first
+# branch counts.
 _WAITS = """
 -- signal_waits
 SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at, e.branch, e.number, e.epoch
@@ -105,8 +111,8 @@ async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: 
 
 @lru_cache(_MAX_VALIDATORS)
 def _validator(schema: bytes) -> Draft202012Validator:
-    """The validator for the schema of a wait. It is cached, because it takes long to compile, and meanwhile `send`
-    holds the job's lock.
+    """The validator for the schema of a wait. Validators are cached, because a compilation takes long, and `send` holds
+    the job's lock meanwhile.
     """
     return compile_model_schema(orjson.loads(schema))
 

@@ -1,5 +1,5 @@
 """Runs models with onnxruntime, on one thread of the processor, so that the same input gives the same answer. Both
-toolchains use this module. It loads no libraries of custom operators.
+toolchains use this module. The module loads no libraries of custom operators.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, an
 
 _FATAL_ONLY = 4  # onnxruntime's log level for fatal errors only, because its other messages may quote the model
 
+#: The name of an element type in onnxruntime -> the type in numpy.
 _TYPES: dict[str, Any] = {
     "float": np.float32,
     "float16": np.float16,
@@ -35,8 +36,8 @@ _OF_PIXELS, _PICTURE_DIMENSIONS = (np.uint8, np.int8), 4
 
 
 class Runnable:
-    """A loaded model. `optimised` False: onnxruntime runs the graph as it is. Raises Permanent("not_runnable") if
-    onnxruntime refuses the model, or an output is not a tensor of numbers.
+    """A loaded model. `optimised`: whether onnxruntime may optimise the graph before it runs it. Raises
+    Permanent("not_runnable") if onnxruntime refuses the model, or an output is not a tensor of numbers.
     """
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
@@ -88,8 +89,8 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Optimise the graph in ways that suit any processor, and write the result to `target`. onnxruntime loads
-    it fast.
+    """Optimise the graph in ways that suit any processor, and write the new graph to `target`. onnxruntime loads the
+    new graph fast.
     """
     options = _session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
@@ -113,8 +114,8 @@ def _open_session(model: bytes | Path, options: Any) -> Any:
 
 
 def _error_to_raise(error: Exception) -> Exception:
-    """MemoryError for a lack of memory, because then the worker decides what to do. Every other error of onnxruntime
-    counts as an error of the model.
+    """The error to raise in place of onnxruntime's. For a lack of memory it is MemoryError, so that the worker decides
+    what to do. Every other error counts as an error of the model.
     """
     if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
         return MemoryError()

@@ -1,5 +1,5 @@
-"""The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. Its tasks are
-asynchronous. An access key and a secret key sign each request.
+"""The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. A submit
+starts a task of Jimeng, and polls ask for its result. An access key and a secret key sign each request.
 
 https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult. Jimeng
 honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours (images)
@@ -42,7 +42,8 @@ _REGION, _SERVICE = "cn-north-1", "cv"
 _SUCCESS = 10000
 #: Jimeng's codes for too many requests.
 _BUSY = frozenset({50429, 50430})
-#: Jimeng's codes of its internal errors. If a submit gets such a code, its outcome is unknown. A poll is repeated.
+#: Jimeng's codes of its internal errors. If the answer to a submit has such a code, nobody knows whether Jimeng
+#: accepted the order. A poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
 #: A code of Jimeng for a final error -> the platform's error code.
 _FINAL = {
@@ -64,7 +65,7 @@ class Jimeng:
         self._url = base_url.rstrip("/")
 
     async def submit(self, order: Order, credential: str) -> Accepted:
-        # `buys`: the request may cost money.
+        # `buys`: the request is an order, which may cost money.
         answer = await self._request("CVSync2AsyncSubmitTask", _request_body(order), credential, buys=True)
         return Accepted(text_at(_data(answer), "task_id"))
 

@@ -9,8 +9,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-#: The most bytes of properties and metadata. Bytes to which two items refer count twice, because a decoder copies them
-#: twice.
+#: The most bytes of properties and metadata. If two items refer to the same bytes, these bytes count twice, because a
+#: decoder copies them twice.
 _MAX_COPIED_BYTES = 64 * 1024 * 1024
 #: The reference of a metadata item to the items that it describes ("content describes").
 _DESCRIBES = b"cdsc"
@@ -42,8 +42,8 @@ def declared_size(item: Item, data: bytes) -> Size:
 
 
 def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
-    """Check a grid (a picture that is made of tiles), and return its size. Each tile must be a still image that the
-    grid uses once. No row or column of tiles may lie outside the grid. Raises Permanent `corrupt_image`.
+    """Check a grid (a picture that is made of tiles), and return its size. Each tile must be a still image, and the
+    grid must use it only once. No row or column of tiles may lie outside the picture. Raises Permanent `corrupt_image`.
 
     `sizes`: the number of an item -> its size, for the still images of the file.
     """
