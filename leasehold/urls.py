@@ -2,9 +2,9 @@
 refuses to start.
 
 A URL of PostgreSQL has the form of libpq's URLs, and `sslmode` means what it means in libpq. A URL of RabbitMQ follows
-RabbitMQ's URI specification. Both may name several servers. This module refuses unknown parameters. Its errors name the
-variable, the parameters and the files at fault, but never quote the URL, because a URL may contain a password. In all
-functions, `name` is the variable that has the URL; it appears in errors.
+RabbitMQ's URI specification. Both kinds of URLs may name several servers. This module refuses unknown parameters. Its
+errors name the variable, the parameters and the files at fault, but never quote the URL, because a URL may contain a
+password. In all functions, `name` is the variable that has the URL. Errors show this name.
 """
 
 from __future__ import annotations
@@ -72,14 +72,16 @@ class BrokerTls:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """The address of one node of RabbitMQ. `tls`: for the scheme `amqps`; None: no TLS."""
+    """The address of one node of RabbitMQ. `tls`: the TLS of a URL with the scheme `amqps`; None: the connection uses
+    no TLS.
+    """
 
     url: str = field(repr=False)
     tls: BrokerTls | None
 
 
 def check_urls(settings: Settings) -> None:
-    """Check the URLs and certificate files of the settings. Every process calls it at its start. Raises BadSetting."""
+    """Check the URLs and certificate files of the settings. Every process calls this at its start. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
     if direct_url := settings.database_direct_url.get_secret_value():
         database_url(direct_url, "LEASEHOLD_DATABASE_DIRECT_URL")
@@ -223,8 +225,8 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the URL. Raises BadSetting for a repeated parameter. Also raises it for an unknown parameter,
-    because it may be a misspelt `sslmode`. `advice`: parameter -> what to write instead of repeating the parameter.
+    """The parameters of the URL. Raises BadSetting for a repeated parameter, and for an unknown parameter, which may be
+    a misspelt `sslmode`. `advice`: parameter -> what to write instead of repeating the parameter.
     """
     pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # libpq does not read a + as a space
     names = [key for key, _ in pairs]

@@ -62,7 +62,7 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
     except asyncio.CancelledError:
         if start_task is None:
             raise
-        start_task.uncancel()  # `on_signal` has cancelled the start: the process ends without an error
+        start_task.uncancel()  # `on_signal` has cancelled the start, so the process ends without an error
     log.info("stopped")
 
 

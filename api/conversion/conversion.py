@@ -120,7 +120,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     # After any other error it is unknown whether the job was written. If it was not, housekeeping (a maintenance loop
     # of the workers) deletes the files.
     for name, value in rate_fields.items():
-        response.headers.setdefault(name, value)  # keeps the headers that the tenant's limits have set
+        response.headers.setdefault(name, value)  # does not replace the headers of the tenant's limits
     return response
 
 
@@ -352,7 +352,7 @@ async def cancel_conversion(
                 await record_act(connection, caller, "job.cancelled", job_id, kind="conversion", reason=reason or None)
     count_ended_jobs(cancellation.ended)
     status = cancellation.states.get(job_id)  # None: this request has not cancelled the job
-    if status in JOB_TERMINAL:  # the cancelled job has left its concurrency limits: admit the jobs that wait there
+    if status in JOB_TERMINAL:  # the cancelled job has left its concurrency limits, so admit the jobs that wait there
         await publish_and_admit(services, [], limit_names, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:

@@ -217,7 +217,7 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
             await check_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
-        # With the pipelines, `declare` checks whether any job could count in the limit.
+        # `declare` gets the pipelines to check whether any job could count in the limit.
         limit_names = await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
         bounds = {"at_most": body.at_most, "per_minute": body.per_minute}
         await record(connection, caller, "limit.set", body.key, tenant_id=body.tenant_id, **bounds)

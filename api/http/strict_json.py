@@ -23,7 +23,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: 19 digits in a row. An integer with fewer digits fits into 64 bits.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 #: A long integer, with its minus sign. Digits beside a point, an `e` or the sign of an exponent are no integer. A match
-#: must not begin after a digit, either. Otherwise the search would begin again at each digit of a number.
+#: never begins after a digit. Otherwise the search would begin again at each digit of a number.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _OPENS, _CLOSES = b"[{", b"]}"
 #: All bytes that are no brackets. `_depth` deletes them.
@@ -32,8 +32,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
-#: An integer with more digits is certainly beyond 64 bits. The check does not convert it to an `int`, because the
-#: conversion takes quadratic time.
+#: An integer with more digits is certainly beyond 64 bits. The check does not convert such an integer to an `int`,
+#: because the conversion takes quadratic time.
 _MAX_DIGITS = 20
 #: If Python's parser accepts a body that is not strict JSON, the body contains one of these: a name such as NaN, a
 #: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits, or the NUL bytes of UTF-16. (A number
@@ -79,7 +79,7 @@ def _problem_of_size(body: bytes, max_depth: int) -> Problem | None:
 
 
 def _depth(without_strings: bytes) -> int:
-    """The depth of the nesting: an opening bracket counts 1, a closing bracket -1, and the largest sum is the depth."""
+    """The depth of the nesting. An opening bracket counts 1, a closing bracket -1, and the largest sum is the depth."""
     steps = array("b", without_strings.translate(_STEPS, _NO_BRACKETS))
     return max(accumulate(steps), default=0)
 

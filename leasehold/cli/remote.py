@@ -49,7 +49,7 @@ WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
 _LONG_POLL_SECONDS = 10  # for how long the API may wait for a change of the run before it answers
-_PAUSE_SECONDS = 0.5  # the pause between two requests of `watch`, if the first was answered sooner
+_PAUSE_SECONDS = 0.5  # the pause of `watch` between two requests; with `--json`, only after an early answer
 
 
 def submit(
@@ -100,7 +100,7 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
 
 
 def _watch(client: ApiClient, run: str, answer: dict[str, Any], as_json: bool) -> None:
-    """Follow the run to its end, also while the API does not answer. `answer`: the API's first answer."""
+    """Follow the run to its end, even if the API does not answer for a while. `answer`: the API's first answer."""
     path = f"/v1/runs/{path_part(run)}"
     if as_json:
         while answer["status"] not in ENDED:

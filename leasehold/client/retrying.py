@@ -1,6 +1,6 @@
 """Decides when a client sends a request again, and when it stops and raises an error.
 
-It does no input or output, so `Client` and `AsyncClient` both use it.
+The module does no input or output, so `Client` and `AsyncClient` both use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpx2
 from leasehold.client.calls import Call
 from leasehold.client.errors import ApiError, Unavailable
 
-#: With these statuses the API, or a proxy in front of it, says that it cannot answer now.
+#: With these statuses the API, or a proxy in front of the API, says that it cannot answer now.
 AWAY_STATUSES = frozenset({502, 503, 504})
 TOO_MANY = 429
 _CONFLICT = 409
@@ -24,12 +24,13 @@ _CONFLICT = 409
 _WRONG_CELL = 421
 #: The error code of the answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
-#: The first and the longest pause between two tries, in seconds. The pause doubles with each failure.
+#: Seconds: the bound of the pause after the first failure, and of the longest pause. The bound doubles with each
+#: failure.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
 #: For this many seconds after the caller's deadline, a client still waits for the answer to a try.
 _ANSWER_SECONDS = 10.0
-#: After this many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit,
-#: many tries would end in an error, because 2.0 ** 1024 is too large for a float.
+#: After this many doublings the bound is higher than _LAST_PAUSE, so the exponent stops there. Without this limit, many
+#: tries would end in an error, because 2.0 ** 1024 is too large for a float.
 _MAX_DOUBLINGS = 10
 #: These errors mean that the request has not been sent.
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)

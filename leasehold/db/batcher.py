@@ -67,9 +67,9 @@ class Batcher(Generic[_Item, _Answer]):
 
     `sets_aside`: whether the batcher sets slow items aside. Then, if a statement takes too long, the batcher tries each
     of its items alone, for a short time. If an item alone takes too long, the batcher sets it aside, and tries it again
-    later. Between two tries that take too long, newer items get a statement. So even many rows that somebody has locked
-    for minutes delay no other item for long. Items that are tried alone lose their place in the order. `patience` then
-    does not bound a statement that takes too long.
+    later. After each try of an item alone that took too long, newer items get a statement first. So even many rows that
+    somebody has locked for minutes delay no other item for long. Items that are tried alone lose their place in the
+    order. `patience` then does not bound a statement that takes too long.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Batcher(Generic[_Item, _Answer]):
 
     async def _run_batch(self, batch: list[_Request[_Item, _Answer]], *, is_alone: bool) -> None:
         # Run the statement, and answer the callers. If the statement for a batch is refused, or (with `sets_aside`)
-        # takes too long, each of its items is tried alone later. If an item alone takes too long, it is set aside. If
-        # it is refused, its caller gets the error. If PostgreSQL does not answer, all callers of the batch get the
-        # error.
+        # takes too long, each of its items is tried alone later. If an item that is tried alone takes too long, it is
+        # set aside. If such an item is refused, its caller gets the error. If PostgreSQL does not answer, all callers
+        # of the batch get the error.
         limit = self._limit_of(batch[0]) if is_alone and self._sets_aside else None
         try:
             # If an item is tried alone, the earlier statement for its whole batch may have committed a part of it.

@@ -78,8 +78,8 @@ def _server_settings(name: str) -> dict[str, str]:
         # Statements convert instants to JSON. Without this setting the text has the zone of the server or the database.
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": "30s",
-        # Without this setting, a session whose client has gone would stay while its statement waits for a lock. It
-        # would also keep its own locks, for example the presence lock of a worker that was killed.
+        # Without this setting, a session whose client has gone would stay while its statement waits for a lock. The
+        # session would also keep its own locks, for example the presence lock of a worker that was killed.
         "client_connection_check_interval": "2s",
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
@@ -166,16 +166,19 @@ async def is_direct(connection: Connection) -> bool:
     """Whether the connection leads to PostgreSQL itself. Through a pooler, other clients may use the same session, so
     session locks protect nothing.
 
-    The process id that a pooler reports to a new connection is not that of the server process that answers queries.
+    The process id that a pooler reports to a new connection is not the id of the server process that answers
+    statements. So this function compares the two ids.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
 
 def make_pool(settings: Settings, name: str, size: int, *, replica: bool = False) -> Pool:
-    """A pool of at most `size` connections (pool_sizes.py). It is not open yet. Open it by `async with`, or await it.
+    """A pool of at most `size` connections (pool_sizes.py). The pool is not open yet. Open it by `async with`, or await
+    it.
 
-    Opening the pool makes no connection, so it works while PostgreSQL is down. When the server stops taking writes, the
-    pool opens new connections within two seconds, perhaps to another server. Meanwhile its old connections serve reads.
+    The opening makes no connection, so it succeeds even while PostgreSQL is down. When the server stops taking writes,
+    the pool opens new connections within two seconds, perhaps to another server. Meanwhile its old connections serve
+    reads.
 
     `replica`: the pool connects to `database_replica_url`, and leaves a server that has started to take writes.
     """
@@ -236,9 +239,9 @@ def unindexed(condition: str) -> str:
 
 
 def within_minute(column: str) -> str:
-    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step may
-    lie in the future. Because of the upper bound, such an instant counts only while it is less than a minute ahead.
-    Without this bound, the instant would count until a minute after the clock has reached it.
+    """SQL condition: the instant in `column` is less than a minute ago. If PostgreSQL's clock steps back, instants from
+    before the step may lie in the future. Because of the upper bound, such an instant counts only while it is less than
+    a minute ahead. Without this bound, the instant would count until a minute after the clock has reached it.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"

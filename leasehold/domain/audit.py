@@ -51,7 +51,9 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """In a chain, the first row that is missing or has changed since it was written. `why`: what is wrong."""
+    """In a chain, the first row that is missing or has changed since it was written. `why`: what does not match, for
+    people to read.
+    """
 
     tenant_id: str
     seq: int

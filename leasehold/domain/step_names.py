@@ -1,4 +1,4 @@
-"""The names of a job's steps: `render`, a part `render.17` or `page.render.17`, a step of a workflow `1.0/charge#2`."""
+"""The names of a job's steps: `render`; parts, `render.17` and `page.render.17`; a workflow's step, `1.0/charge#2`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def declared_step(step: str, handler: str | None) -> str:
     must have few values.) `step`: the task's own name, which may contain the number of a part or of a call. `handler`:
     the `pipeline.step` of the task's code; None: the code of the job's own pipeline.
     """
-    # Only the names of parts and of a workflow's steps have a `.` or a `#`. Any other name was declared, also that of a
-    # template's step.
+    # Only the names of parts and of a workflow's steps have a `.` or a `#`. Any other name was declared, by the code or
+    # by a template.
     if handler is None or NAME.fullmatch(step):
         return step
     return handler.rpartition(".")[2]

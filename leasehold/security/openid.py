@@ -86,7 +86,7 @@ class OpenId:
         return Egress(tuple(ipaddress.ip_network(text) for text in networks))
 
     async def sign_in_url(self, flow: Flow, redirect_uri: str) -> str:
-        """The URL at which the browser signs in. Raises BadGateway `openid_unavailable`."""
+        """The URL of the provider at which the browser signs in. Raises BadGateway `openid_unavailable`."""
         endpoint = self._endpoint(await self._read_configuration(), "authorization_endpoint")
         query = {
             "response_type": "code",

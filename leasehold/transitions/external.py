@@ -56,7 +56,7 @@ WHERE t.status = 'running' AND starts_with(t.queue, 'ext:')
 LIMIT $1
 """
 
-# Returns, for each task `c` ($1), a row for each succeeded step `p` that the task needs.
+# Returns a row for each task `c` of $1 and each succeeded step `p` that this task needs.
 _NEEDED = """
 -- external_needed
 SELECT c.id AS task_id, p.step, r.value,
@@ -106,7 +106,7 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
     """The wait before the next attempt, by the ladder of the template's retry policy. A ladder is a list of waits, one
-    for each failure. DEFAULT_LADDER is used if the template cannot be read or the task belongs to no run.
+    for each failure. If the template cannot be read, or the task belongs to no run, DEFAULT_LADDER is used.
     """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"

@@ -63,8 +63,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 def is_away(connection: Connection, error: BaseException) -> bool:
     """Whether the error means that the database is away (cannot be reached). Any other error counts as the unit's own
-    fault, even if a statement took too long. If it took too long because the database hangs, `set_aside` also fails,
-    and the unit is not set aside.
+    fault, even the timeout of a statement. If the statement timed out because the database hangs, `set_aside` fails as
+    well, and the unit is not set aside.
     """
     if connection.is_closed():
         return True

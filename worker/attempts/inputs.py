@@ -78,7 +78,8 @@ async def item_of(pool: Pool, held: HeldLease) -> Any:
 async def fetch(
     store: ObjectStore, cache: OutputCache, sources: list[Source], directory: Path, max_bytes: int
 ) -> dict[str, tuple[Path, str]]:
-    """Download all sources concurrently, except those in `cache`. Returns name -> (file, sha256).
+    """Write all sources into files of `directory`, concurrently. A source that is not in `cache` is downloaded from the
+    store. Returns name -> (file, sha256).
 
     Raises Permanent for a missing object, because nobody will write it any more. Also raises Permanent for an object
     larger than `max_bytes`, because a client with a signed upload URL may have replaced the object after the API
@@ -86,7 +87,7 @@ async def fetch(
     """
 
     async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:
-        """Download one source to `path`. Returns the path and the SHA-256."""
+        """Write one source to `path`. Returns the path and the SHA-256."""
         data = cache.find(source.key, source.sha256)
         if data is not None and source.sha256 is not None and len(data) <= max_bytes:
             await asyncio.to_thread(path.write_bytes, data)

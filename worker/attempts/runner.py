@@ -1,5 +1,5 @@
 """Runs one attempt from its claim to its settlement (the write of how it ended). A slot pool, which has room for some
-attempts, calls `Runner.run`, and afterwards ACKs the hint (the message that announced the task).
+attempts, calls `Runner.run`. Afterwards the slot pool ACKs the hint (the message that announced the task).
 
 The runner writes no status itself: it hands a settlement to the settlement batcher, which writes it under the lease.
 """
@@ -80,8 +80,8 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: inputs, and adds events to the job's history. The alert LeaseholdStepsWithoutChild notices even one such task,
 #: because it counts over the time of several pauses.
 _NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
-#: A cancelled attempt has the job's `grace_seconds` to end, but at least the first and at most the second of these
-#: numbers of seconds. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.
+#: A cancelled attempt has the job's `grace_seconds` to end, but at least _MIN_STOP_SECONDS and at most
+#: _MAX_STOP_SECONDS. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.
 #: A draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 #: When a worker has to end, it lets the attempts of steps that are not cancelable finish, if their time limit is at
@@ -89,10 +89,10 @@ _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 #: would know what was bought.
 LONGEST_TO_FINISH_SECONDS = 180.0
 
-#: Errors that mean: no template can be read now, or there is none.
+#: Errors that mean that the template cannot be read now, or that there is no template.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
-#: SQL: the code of the last failure of task $1 that was an error, and no crash or timeout.
+#: SQL: the code of the last failure of task $1 that was an error (and not a crash, a timeout or a loss).
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code  # if an isolated handler raised an error that is no StepError
 
@@ -187,7 +187,8 @@ class Runner:
             "trace_id": trace_id,
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
         })  # fmt: skip
-        # If a hint led to this claim, the hint's span is the parent; else the job's span. Both have the same trace id.
+        # If a hint led to this claim, the hint's span is the parent. Otherwise the job's span is the parent. Both have
+        # the same trace id.
         with traces.span(
             f"{claimed.pipeline} {_step_label(claimed)}",
             "CONSUMER",
@@ -211,7 +212,8 @@ class Runner:
                     held.settlement_sent = True  # from now on it is uncertain whether the lease is held
                     outcome, next_step, failure_code = await self._settle(claimed, settlement)
             finally:
-                # Drop the lease in any case. Otherwise the heartbeat would renew it until the time limit has passed.
+                # Drop the lease in any case. Otherwise the heartbeat would renew the lease until the time limit has
+                # passed.
                 self._heartbeat.drop(held)
                 self._finishing.discard(claimed.lease.task_id)
                 if self._releasing and not self._finishing:
@@ -222,7 +224,7 @@ class Runner:
             span.set_attributes(leasehold_outcome=outcome)
             if failure_code is not None:
                 span.mark_failed(failure_code)
-        if claimed.gated:  # the job has concurrency limits: its end may admit another job
+        if claimed.gated:  # the job has concurrency limits, so its end may admit another job
             self._admitter.may_have_ended(claimed.job_id)
         exemplar = traces.exemplar_of(trace_id)
         metrics.count_end(claimed.pipeline, _step_label(claimed), outcome, monotonic() - began, exemplar)
@@ -394,8 +396,8 @@ class Runner:
     async def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early. The first check that holds decides. None: the lease is lost.
-        Raises `stop` if this attempt's own asyncio task is cancelled.
+        """The settlement of work that stopped early. The first of these checks that is true decides. None: the lease is
+        lost. Raises `stop` if this attempt's own asyncio task is cancelled.
         """
         if held.lost:
             return None
@@ -466,11 +468,11 @@ class Runner:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
         except (asyncpg.DataError, asyncpg.ProgramLimitExceededError) as error:
-            # PostgreSQL cannot store the step's value: it has a NUL, for example, or is too large.
+            # PostgreSQL cannot store the step's value. For example, the value has a NUL, or is too large.
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
         except asyncpg.UniqueViolationError:  # the task of one of the new parts exists already
-            try:  # another step may just have fanned out into the same part: now the new tasks get other names
+            try:  # perhaps another step has just fanned out into the same part; a second try uses other names
                 answer = await self._settlements.settle(settlement)
             except asyncpg.UniqueViolationError:
                 refused = Permanent("spread_twice", "the step fanned out into parts a second time")

@@ -2,7 +2,7 @@
 
 A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
 After each commit, the batcher calls `announce` with the hints (messages that a task is due) that the commit wrote to
-the outbox, and counts the jobs that it has ended.
+the outbox, and counts the jobs that the commit has ended.
 """
 
 from __future__ import annotations
@@ -136,10 +136,11 @@ class SettlementBatcher:
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
         """Run one statement for each kind of settlement in the batch. Exception: there is no statement here for a
-        CancelAcknowledged. It gets no answer, so it counts as refused, and `_settle` acknowledges the cancel.
+        CancelAcknowledged. Such a settlement gets no answer, so it counts as refused, and `_settle` acknowledges the
+        cancel.
         """
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
-        others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none
+        others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # in most batches none
         failures = [settlement for settlement in others if isinstance(settlement, Failure)]
         snoozes = [settlement for settlement in others if isinstance(settlement, Snoozing)]
         leases_to_release = [settlement.lease for settlement in others if isinstance(settlement, Release)]

@@ -31,7 +31,7 @@ MAX_AFTER = 366 * 86400.0  # seconds until a retry
 
 #: The file descriptor of the protocol in a child.
 CHANNEL = 3
-#: The worker's request to a zygote is one number, and so is the zygote's answer:
+#: The worker's request to a zygote is one number, and the zygote's answer is one number. Request -> answer:
 #: FORK -> the process id of the new child, or the negative error number of the fork;
 #: a process id -> that child's exit status, once the zygote has reaped it.
 NUMBER = struct.Struct("=i")

@@ -1,5 +1,5 @@
-"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts itself to some files. If the
-kernel's Landlock can also deny TCP, the process gives up TCP, too.
+"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts its own access to some
+files. If the kernel's Landlock can also deny TCP, the process gives up TCP, too.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the

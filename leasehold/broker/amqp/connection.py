@@ -285,9 +285,9 @@ class Link:
             await close(connection)
 
     async def _renewed(self, tls: BrokerTls) -> ssl.SSLContext:
-        """The TLS context, made of the files as they are now. If these files cannot be used, the context stays as it
-        was made of the files that were read before. Logs an error only if it differs from the last error, because there
-        may be many attempts to connect.
+        """The TLS context. It is made of the files as they are now. If these files cannot be used, the previous context
+        stays in use. Logs an error only if it differs from the last error, because there may be many attempts to
+        connect.
         """
         fault: str | None = None
         try:

@@ -51,7 +51,8 @@ webhooks = Pipeline(
             timeout=timedelta(seconds=60),
         )
     ],
-    # `offered`: clients start no deliveries through /v1/runs. `unlimited`: no concurrency limit makes a delivery wait.
+    # `offered=False`: clients cannot start deliveries through /v1/runs. `unlimited=True`: no concurrency limit makes a
+    # delivery wait.
     terms=RunTerms(offered=False, unlimited=True),
     slots="webhook_slots",  # the setting with the number of worker slots that are for deliveries alone
 )

@@ -37,8 +37,8 @@ FOR UPDATE
 """
 
 # $1 the job, $2 its tenant, $3 the signal's name, $4 its payload (NULL: the JSON null), $5 the most signals that a run
-# may have. `news`: a column of `task` that counts the signals that have come for a workflow, and its steps that have
-# ended.
+# may have. `news`: a column of `task`. For a workflow it counts the signals that have come, and the workflow's steps
+# that have ended.
 SEND = f"""
 -- signal
 WITH stored_signal AS (
@@ -97,7 +97,8 @@ ORDER BY e.name, e.branch, e.number LIMIT 20
 
 
 async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
-    """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself.
+    """The signals that the run's workflow waits for now, at most 20. Each row has the signal's name, its schema, and
+    the time at which the wait ends by itself.
     A workflow may wait for one name several times, so the place (`branch`, `number`) and the `epoch` identify the wait.
     """
     return await connection.fetch(_WAITS, run_id, tenant_id)
@@ -124,7 +125,7 @@ async def send(
     the caller publishes the returned hints (messages that tell workers of due tasks).
 
     Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
-    now, and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has
+    now and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has
     `at_most` signals that it has not consumed.
     """
     job = await connection.fetchrow(_LOCK, run_id, tenant_id)

@@ -156,7 +156,7 @@ class Promoter:
     async def _finish(
         self, call: PromoteCall, keys: Sequence[str], on_finish: Callable[[Connection], Awaitable[None]]
     ) -> list[KeyChange]:
-        """Record that the job is promoted. Returns the keys whose backups are left to be deleted."""
+        """Record that the job is promoted. Returns a KeyChange for each backup that is still to be deleted."""
         async with self._connections() as connection:
             changes = await promotions.changes_of(connection, call)
         try:
@@ -225,15 +225,15 @@ class Promoter:
                 log.warning("a copy stays: the target does not report whether this call wrote it", key=change.key)
 
     async def _restore(self, change: KeyChange, backup: str) -> None:
-        """Restore the replaced object. If its backup does not exist, the key keeps the object that lies there now. To
-        try again would not help, because the backup would still be missing, and the key would be blocked for ever.
+        """Restore the replaced object. If its backup does not exist, the key keeps the object that lies there now. A
+        second try would not help, because the backup would still be missing, and the key would stay blocked for ever.
         """
         if await self._store.head(backup) is None:
             log.error("a replaced object is lost: its backup does not exist", key=change.key, backup=backup)
         else:
             await self._target.restore(change.key, backup)
-        # Record this before the backup is deleted, because a worker that takes over from here must not look for the
-        # backup.
+        # Record the restore before the backup is deleted. If another worker takes over from here, it must not look for
+        # the backup.
         async with self._connections() as connection:
             await promotions.record_restored(connection, change)
 
@@ -248,7 +248,7 @@ class Promoter:
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
     """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
 
-    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). If a key could not be undone, this function
+    The worker claims the keys for `_UNDO_LEASE_SECONDS` (ownership.py). If a key could not be undone, this function
     tries the key again when it is called after that time.
     """
     if not is_configured(settings):

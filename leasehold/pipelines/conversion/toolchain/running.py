@@ -36,8 +36,8 @@ _OF_PIXELS, _PICTURE_DIMENSIONS = (np.uint8, np.int8), 4
 
 
 class Runnable:
-    """A loaded model. `optimised`: whether onnxruntime may optimise the graph before it runs it. Raises
-    Permanent("not_runnable") if onnxruntime refuses the model, or an output is not a tensor of numbers.
+    """A loaded model. `optimised`: whether onnxruntime may optimise the graph first. Raises Permanent("not_runnable")
+    if onnxruntime refuses the model, or an output is not a tensor of numbers.
     """
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:

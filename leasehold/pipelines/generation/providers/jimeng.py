@@ -1,10 +1,10 @@
 """The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. A submit
 starts a task of Jimeng, and polls ask for its result. An access key and a secret key sign each request.
 
-https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult. Jimeng
-honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours (images)
-or one hour (videos). The code in the body of an answer takes precedence over the HTTP status. Only the code 10000 means
-success.
+https://www.volcengine.com/docs/85621/1820192 and the pages beside it describe CVSync2AsyncSubmitTask and
+CVSync2AsyncGetResult. Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links
+expire after 24 hours (images) or one hour (videos). The code in the body of an answer takes precedence over the HTTP
+status. Only the code 10000 means success.
 """
 
 from __future__ import annotations
