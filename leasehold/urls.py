@@ -81,7 +81,7 @@ class BrokerUrl:
 
 
 def check_urls(settings: Settings) -> None:
-    """Check the URLs and certificate files of the settings. Every process calls this at its start. Raises BadSetting."""
+    """Check the URLs and certificate files of the settings. Every process calls it at its start. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
     if direct_url := settings.database_direct_url.get_secret_value():
         database_url(direct_url, "LEASEHOLD_DATABASE_DIRECT_URL")

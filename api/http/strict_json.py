@@ -68,6 +68,7 @@ def _problem_of_size(body: bytes, max_depth: int) -> Problem | None:
     has_long_number = _LONG_DIGITS.search(body) is not None
     if not may_be_deep and not has_long_number:
         return None
+    # Brackets and digits inside strings do not count.
     without_strings = _STRING.sub(b'""', body)
     if may_be_deep and _depth(without_strings) > max_depth:
         message = f"Lists and objects in a body can be nested at most {max_depth} deep."

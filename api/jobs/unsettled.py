@@ -277,6 +277,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             else:
                 settled_ids.append(item.job_id)
+    # If no job was settled, the whole request fails with this error.
     if away is not None and not settled_ids:
         raise away
     return json_response({"settled": settled_ids, "refused": refusals}, HTTPStatus.ACCEPTED, limit_headers)

@@ -78,6 +78,7 @@ class Reading:
                 async with request_deadline.waiting(), reading_deadline.waiting():
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
+                # no turn became free before one of the two deadlines
                 raise _busy() from None
             # Do not catch a TimeoutError here. It is one of TRY_AGAIN, and means that the standby is slow or down.
             async with request_deadline.waiting(), reading_deadline.waiting():

@@ -78,6 +78,8 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
     lease = lease_of(caller, task_id, body)
     files = [AnnouncedFile(file.name, file.size, file.content_type) for file in body.files]
     object_keys: list[str] | None = None  # stays None if the lease is lost, or if the step is past its time limit
+    # `in_time` locks the job for the block. If the step is past its time limit, `in_time` ends the attempt, and yields
+    # False.
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             await services.admission.check_stored_bytes(connection, caller.tenant_id, sum(file.size for file in files))

@@ -116,4 +116,5 @@ def hash_of(row: Mapping[str, Any]) -> str:
 
 
 def _field(text: str | None) -> str:
+    # The length of the text comes first. `-` stands for None, so that None differs from an empty text.
     return "-," if text is None else f"{len(text.encode())}:{text},"

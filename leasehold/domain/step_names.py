@@ -1,4 +1,6 @@
-"""The names of a job's steps: `render`; parts, `render.17` and `page.render.17`; a workflow's step, `1.0/charge#2`."""
+"""The names of a job's steps, such as `render`. Parts: `render.17`, `page.render.17`. A workflow's step:
+`1.0/charge#2`.
+"""
 
 from __future__ import annotations
 

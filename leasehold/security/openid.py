@@ -136,6 +136,8 @@ class OpenId:
         settings = self._settings
         client_id, secret = settings.console_oidc_client_id, settings.console_oidc_client_secret.get_secret_value()
         methods = configuration.get("token_endpoint_auth_methods_supported")
+        # The installation authenticates itself by HTTP Basic, by the secret in the form, or, without a secret, not at
+        # all.
         if not secret:
             form["client_id"] = client_id
         elif not isinstance(methods, list) or "client_secret_basic" in methods:  # basic is the default

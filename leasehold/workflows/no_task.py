@@ -60,6 +60,7 @@ class NoTask:
         self._task = asyncio.current_task(loop)
         if self._task is not None:
             _leave_task(loop, self._task)
+        # From now on, asyncio.current_task returns the stand-in.
         self._stand_in = _StandIn(self, self._task)
         _enter_task(loop, self._stand_in)
 

@@ -105,6 +105,7 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
     planned_revisions: list[PlannedRevision] = []
     for number, schema in enumerate(schemas):
         is_platform = number == 0
+        # Any target other than `head` is a revision of the platform's schema alone.
         if not is_platform and target != "head":
             break
         state = await state_of(connection, schema)
