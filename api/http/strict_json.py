@@ -46,7 +46,7 @@ _MAYBE_NOT_STRICT = re.compile(
 
 def refusal(body: bytes, max_depth: int) -> Problem | None:
     """The problem of a body that is not strict JSON, is nested deeper than `max_depth`, or has an integer beyond 64
-    bits. None: a parser may read the body. The parser itself refuses a body with any other error.
+    bits. Returns None if a parser may read the body. The parser itself refuses a body with any other error.
     """
     return _problem_of_size(body, max_depth) or _problem_of_syntax(body)
 

@@ -289,7 +289,7 @@ class LogLine(BaseModel):
 
 
 class LogPage(BaseModel):
-    """`next_after`: send this number as `after` to get the next page. Null: there are no further lines yet."""
+    """`next_after`: send this number as `after` to get the next page. It is null if there are no further lines yet."""
 
     lines: list[LogLine]
     next_after: int | None
@@ -313,14 +313,14 @@ class StreamItem(BaseModel):
 
 
 class StreamPage(BaseModel):
-    """`next_after`: send this number as `after` to get the next page. Null: there are no further chunks yet."""
+    """`next_after`: send this number as `after` to get the next page. It is null if there are no further chunks yet."""
 
     chunks: list[StreamItem]
     next_after: int | None
 
 
 class EventPage(BaseModel):
-    """`next_after`: send this number as `after` to get the next page. Null: there are no further events yet."""
+    """`next_after`: send this number as `after` to get the next page. It is null if there are no further events yet."""
 
     events: list[EventItem]
     next_after: int | None

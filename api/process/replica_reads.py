@@ -33,7 +33,7 @@ class Reading:
 
     @property
     def lag(self) -> float | None:
-        """The greatest possible age of a row in the answer, in seconds. None if the request has read nothing."""
+        """The greatest possible age of a row in the answer, in seconds, or None if the request has read nothing."""
         return None if self._as_of is None else monotonic() - self._as_of
 
     @property
@@ -127,7 +127,7 @@ def current() -> Reading | None:
 
 
 def current_lag() -> float | None:
-    """The greatest possible age of the current request's answer, in seconds. None if the answer is from the primary."""
+    """The greatest possible age of the request's answer, in seconds, or None if the answer is from the primary."""
     reading = current()
     return None if reading is None else reading.lag
 

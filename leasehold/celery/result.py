@@ -102,7 +102,7 @@ class AsyncResult(Lacking):
 
     @property
     def result(self) -> Any:
-        """The result of the run, or the TaskFailed if the run did not succeed. None before the run has ended."""
+        """The result of the run, the TaskFailed if the run did not succeed, or None while the run has not ended."""
         return self.get(propagate=False) if self.ready() else None
 
     @property

@@ -99,7 +99,7 @@ def _app_welcome_text(installation: Installation) -> str:
 
 
 def program_that_submits(module: str) -> str | None:
-    """A Python program that submits a run of a task in the loaded module. None: no variable of the module is a task."""
+    """A Python program that submits a run of a task of the loaded module. Returns None if the module has no task."""
     for name, value in vars(sys.modules[module]).items():
         if isinstance(value, Task):
             arguments = "..." if value.arguments.names else ""

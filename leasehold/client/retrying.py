@@ -135,7 +135,7 @@ class Tries:
 
     def _pause_before_next_try(self, least_seconds: float | None) -> float | None:
         """Seconds until the next try: `least_seconds` (the API's Retry-After), plus a random part whose bound doubles
-        with each failure. None: the next try would come after the deadline.
+        with each failure. Returns None if the next try would come after the deadline.
         """
         self._failures += 1
         pause = (least_seconds or 0.0) + pause_after(self._failures)
@@ -168,5 +168,5 @@ def is_in_flight(status: int, problem: Mapping[str, Any]) -> bool:
 
 
 def seconds_of_header(retry_after: str | None) -> float | None:
-    """The seconds of a Retry-After. None: there is no such header, or it has a date (the API sends none)."""
+    """The seconds of a Retry-After. Returns None without this header, or if it has a date (the API sends no date)."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

@@ -219,7 +219,9 @@ async def lock_name(connection: Connection, name: str) -> None:
 
 
 def window_interval(seconds: float | None) -> timedelta:
-    """The poll window of a statement, as an interval. None: there is no bound, so the statement reads all due rows."""
+    """The poll window of a statement, as an interval. With None, the window has no bound, so the statement reads all
+    due rows.
+    """
     return _UNBOUNDED if seconds is None else timedelta(seconds=seconds)
 
 

@@ -123,7 +123,7 @@ def _in_flight_conflict() -> Conflict:
 
 
 def check_key(key: str | None) -> None:
-    """Raises Invalid if the text cannot be an Idempotency-Key. None: the request has no key."""
+    """Raises Invalid if `key` cannot be an Idempotency-Key. If `key` is None, the request has no key."""
     if key is not None and not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
 

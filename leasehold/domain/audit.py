@@ -78,7 +78,7 @@ class Chain:
 
     def check_end(self, head: Mapping[str, Any]) -> BrokenRow | None:
         """Compare the last checked row with `head`, the chain's row of `audit_chain`. Call this when all rows are
-        checked. None: the row and `head` agree.
+        checked. Returns None if the row and `head` agree.
         """
         if self.seq < head["seq"]:
             return BrokenRow(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
@@ -88,7 +88,7 @@ class Chain:
 
     def check(self, row: Mapping[str, Any]) -> BrokenRow | None:
         """Check the next row of the chain. `row`: the fields of the API's answer, except that `details` is a text.
-        None: the row is good.
+        Returns None if the row is good.
         """
         seq = int(row["seq"])
         if seq != self.seq + 1:

@@ -37,7 +37,7 @@ _KEYWORDS: Final = frozenset(
 
 
 def weight(schema: Any) -> int | None:
-    """The most values of the schema with which one value of a payload is compared. None: the schema is not flat."""
+    """The most values of the schema with which one payload value is compared, or None if the schema is not flat."""
     if isinstance(schema, bool):
         return 1
     if not isinstance(schema, dict) or not schema.keys() <= _KEYWORDS:
@@ -66,7 +66,9 @@ class FlatSchemas:
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """The schema's validator, if the parent may check a payload of this size. None: a child must check it."""
+        """The schema's validator, if the parent may check a payload of this size. Returns None if a child must check
+        it.
+        """
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._validators:
@@ -83,7 +85,7 @@ class FlatSchemas:
 
 
 def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
-    """The weight and the validator of a flat schema. None: the schema is not flat, or not a JSON Schema."""
+    """The weight and the validator of a flat schema. Returns None if the schema is not flat, or not a JSON Schema."""
     heaviest = weight(schema)
     if heaviest is None:
         return None

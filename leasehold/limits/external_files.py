@@ -96,7 +96,7 @@ class UploadedFile:
 
 
 async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> str | None:
-    """The prefix of the keys of the attempt's files. None: the attempt has lost the lease."""
+    """The prefix of the keys of the attempt's files. Returns None if the attempt has lost the lease."""
     row = await connection.fetchrow(_FILES_PREFIX, lease.task_id, tenant_id, lease.owner, lease.epoch)
     if row is None:
         return None
@@ -124,8 +124,8 @@ async def announce(
     files: Sequence[AnnouncedFile],
 ) -> list[str] | None:
     """Write a row of `upload` for each file. Returns the keys to which the worker may upload the files for
-    `upload_url_seconds`, in the order of `files`. None: the lease is lost. Call this in a transaction that has locked
-    the job (as `external.lock` does), because two calls at once for the same file would conflict.
+    `upload_url_seconds`, in the order of `files`. Returns None if the lease is lost. Call this in a transaction that
+    has locked the job (as `external.lock` does), because two calls at once for the same file would conflict.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.
     """

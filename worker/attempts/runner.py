@@ -287,9 +287,9 @@ class Runner:
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
         """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
-        handler. None: this worker has not loaded that code, or the step is isolated and this worker has no child
-        processes for its pipeline. (The task may stand in a queue that its step had in an earlier release, and that
-        this worker serves without child processes.)
+        handler. Returns None if this worker has not loaded that code, or if the step is isolated and this worker has no
+        child processes for its pipeline. (The task may stand in a queue that its step had in an earlier release, and
+        that this worker serves without child processes.)
         """
         handler = _handler_of(claimed)
         pipeline_name, _, step_name = handler.rpartition(".")
@@ -396,8 +396,8 @@ class Runner:
     async def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """The settlement of work that stopped early. The first of these checks that is true decides. None: the lease is
-        lost. Raises `stop` if this attempt's own asyncio task is cancelled.
+        """The settlement of work that stopped early. The first of these checks that is true decides. Returns None if
+        the lease is lost. Raises `stop` if this attempt's own asyncio task is cancelled.
         """
         if held.lost:
             return None

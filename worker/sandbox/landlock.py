@@ -113,7 +113,7 @@ class Ruleset:
 
 
 def ruleset(grants: Grants) -> Ruleset | None:
-    """A new Ruleset that allows `grants`; the caller may allow more. None if the kernel has no Landlock."""
+    """A new Ruleset that allows `grants`. The caller may allow more. Returns None if the kernel has no Landlock."""
     abi = version()
     if abi == 0:
         return None

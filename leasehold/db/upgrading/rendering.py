@@ -59,8 +59,8 @@ def config_of(versions: Path | None) -> Config:
 
 
 def passed_revision(current: str, target: str) -> str | None:
-    """The revision that `target` names, if it is older than the schema's revision `current`. None: `target` is not
-    older, or this code does not know `current`, because a newer release has migrated the database.
+    """The revision that `target` names, if it is older than the schema's revision `current`. Returns None if `target`
+    is not older, or if this code does not know `current`, because a newer release has migrated the database.
 
     Raises alembic's error for an unknown `target`.
     """

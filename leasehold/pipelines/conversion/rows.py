@@ -101,7 +101,7 @@ FROM conversion c JOIN job j ON j.id = c.job_id
 
 
 async def find(connection: Connection, tenant_id: str, job_id: UUID) -> Row | None:
-    """The conversion with its job, steps and outputs. None: the tenant has no such conversion."""
+    """The conversion with its job, steps and outputs. Returns None if the tenant has no such conversion."""
     return await connection.fetchrow(f"{_CONVERSION} WHERE c.tenant_id = $1 AND c.job_id = $2", tenant_id, job_id)
 
 

@@ -16,7 +16,7 @@ _PURPOSE = "generation callback"
 
 
 def callback_url(settings: Settings, sealing: Sealing, job_id: UUID) -> str | None:
-    """The callback address of a job. None: the installation has no public URL, or no key to sign with."""
+    """The callback address of a job. Returns None if the installation has no public URL, or no key to sign with."""
     if not settings.public_url or not sealing.has_key:
         return None
     return f"{settings.public_url.rstrip('/')}{PATH}/{job_id}/{sealing.sign(_PURPOSE, job_id.bytes)}"

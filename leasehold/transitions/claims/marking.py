@@ -25,8 +25,8 @@ _EXPRESSION_OF_COLUMN = {
 
 
 def job_columns(alias: str | None = None) -> str:
-    """SQL: the list of the job's columns for `job_tasks`. `alias`: a CTE that has these columns already. None: the list
-    computes them from the table `job`, which the statement calls `j`.
+    """SQL: the list of the job's columns for `job_tasks`. `alias`: a CTE that has these columns already. If `alias` is
+    None, the list computes them from the table `job`, which the statement calls `j`.
     """
     if alias is not None:
         return _columns(_COLUMNS_OF_JOB_TASKS, alias, {})

@@ -105,7 +105,9 @@ async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequ
 
 
 async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: str) -> dict[str, Any] | None:
-    """The JSON Schema of the run's wait for the signal. None: no wait is open, or the wait takes any payload."""
+    """The JSON Schema of the run's wait for the signal. Returns None if no wait is open, or if the wait takes any
+    payload.
+    """
     schema: dict[str, Any] | None = await connection.fetchval(_SCHEMA, run_id, tenant_id, name)
     return schema
 

@@ -53,7 +53,7 @@ class Catalogue:
             raise DeclarationError(f"settings of generation name unknown providers: {', '.join(sorted(unknown))}")
 
     def find(self, name: str) -> ProviderTerms | None:
-        """The terms of the provider. None: the installation has no provider of this name."""
+        """The terms of the provider. Returns None if the installation has no such provider."""
         if name not in BUILT_IN and name not in self.declared:
             return None
         return ProviderTerms(name, name in self._credentials, self._limits.get(name))
