@@ -21,8 +21,8 @@ from leasehold.settings import Settings
 
 
 async def run(source: str | None, **options: Any) -> None:
-    """Run an Installation until a signal stops it. `source`: the app that it serves; None: no app was named. `options`:
-    the other arguments of Installation.
+    """Run an Installation until a signal stops it. `source`: the app that the Installation serves; None: no app was
+    named. `options`: the other arguments of Installation.
 
     Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. Before it raises, all parts are
     stopped.

@@ -171,7 +171,7 @@ class Batcher(Generic[_Item, _Answer]):
             self._alone.extend(batch)
         except Exception as error:  # noqa: BLE001 - each caller gets the error
             if len(batch) > 1 and not may_try_again(error):
-                # An item that PostgreSQL refuses must not fail the others.
+                # If PostgreSQL refuses one item, the other items of the batch must not fail with it.
                 self._alone.extend(batch)
             else:
                 _fail(batch, error)

@@ -126,7 +126,7 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
 
 async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
     """Time out the steps that run longer than their limit, even if their workers are alive. The function ends each step
-    separately, because an error with one step must not stop the others.
+    separately, because an error with one step must not stop the other steps.
     """
     outcomes = []
     for row in await connection.fetch(_OVERDUE, limit):

@@ -78,7 +78,7 @@ class Run(_Frame):
 
 class Ready(_Frame):
     """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as text
-    for people. `threads`: how many threads the zygote has; a fork copies only one of them.
+    for people. `threads`: how many threads the zygote has; a fork copies only one thread.
     """
 
     kind: Literal["ready"] = "ready"

@@ -95,8 +95,8 @@ class Plan:
 
 async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str = "head") -> Plan:
     """Make the plan for a database, without writing to it. `target`: a revision of the first schema (the platform's),
-    or `head`: the newest revisions of all schemas. With `head`, a schema that a newer release has migrated is left out.
-    Raises alembic's CommandError for an unknown revision.
+    or `head`, which means the newest revisions of all schemas. With `head`, a schema that a newer release has migrated
+    is left out. Raises alembic's CommandError for an unknown revision.
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
