@@ -27,7 +27,7 @@ from leasehold.domain.states import JOB_TERMINAL
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=JOBS_DELETE))]
-#: The number of operations, or of an operation's refusals, on a page.
+#: The number of operations on a page, or of an operation's refusals (jobs on which the operation could not act).
 _PAGE = 50
 
 
@@ -65,7 +65,7 @@ async def preview(
 
 @router.post("/operations/new")
 async def create(request: Request, caller: Operator, form: Fields) -> Response:
-    """A form makes one operation, however often its button is pressed."""
+    """Submit the operation. A form submits only one operation, however often its button is pressed."""
     fields: dict[str, Any] = {name: form.get(name, "") for name in ("action", "filter", "reason")}
     fields["canary"] = whole_number(form, "canary") or 0  # how many jobs are tried before all others
     fields["rate"] = whole_number(form, "rate")  # jobs a second

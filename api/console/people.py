@@ -25,7 +25,8 @@ router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
 #: The number of people on the page. It is small, because each row has several forms.
 _SHOWN = 25
-#: What an admin may set: a role, or `provider`, which lets the provider's groups decide again.
+#: The values that an admin may set: a role, or `provider`, with which the OpenID provider's groups decide the role
+#: again.
 _ROLES = (*NAMES, "provider")
 
 
@@ -38,7 +39,7 @@ async def show_people(
     text: Annotated[str, Query(max_length=100)] = "",
     cursor: InstantCursor = None,
 ) -> Response:
-    """`text`: a part of the login or of the name."""
+    """`text`: only people whose login or name contains this text."""
     answer = content_of(
         await endpoints.list_people(request, caller, tenant or None, text.strip() or None, cursor, _SHOWN)
     )

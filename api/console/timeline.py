@@ -19,7 +19,7 @@ _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
 #: The kinds of ledger entries that begin an attempt. `taken_over` also ends the previous attempt. An entry `replayed`
-#: neither begins nor ends an attempt. It says that the failed job was retried, so that its step waits again.
+#: neither begins nor ends an attempt. It records that the failed job was retried, so its step waits again.
 _CLAIMS = frozenset({"claimed", "taken_over"})
 #: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
@@ -37,8 +37,8 @@ _ENDS = {
 #: The kinds of ledger entries that end a step while no worker runs it. After such an entry the step does not wait any
 #: more.
 _STOPS = frozenset({"cancelled", "skipped"})
-#: The kinds of ledger entries by which a worker ends its own attempt. _ENDS has three further kinds. `lost` and
-#: `taken_over` come from another worker. `cancelled` comes from the worker itself, another worker or the API.
+#: The kinds of ledger entries by which a worker ends its own attempt. _ENDS has three further kinds. Another worker
+#: writes `lost` and `taken_over`. The worker itself, another worker or the API writes `cancelled`.
 WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
 
 
@@ -76,7 +76,7 @@ class Timeline:
 
 
 class _Scale:
-    """Turns times into bars."""
+    """Turns times into bars. `start`: when the job was created. `end`: when it ended, or the present time."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         self._start = start
@@ -149,7 +149,8 @@ def _line(
     claim: Mapping[str, Any] | None = None
     waits_from = ready_at
     # An entry ends the attempt under way (the step then waits), begins an attempt, or does both. Two sorts of entries
-    # do neither: `replayed` begins a wait, and an entry of _STOPS ends a wait.
+    # do neither. `replayed` begins a wait. An entry of _STOPS ends a wait, if no attempt is under way. (`cancelled` is
+    # in _ENDS and in _STOPS: it ends the attempt under way or, without one, the wait.)
     for entry in entries:
         ended_claim = claim if entry["kind"] in _ENDS else None
         if ended_claim is not None:

@@ -1,5 +1,5 @@
 """The outermost middleware. It gives each request its ids (request id, trace), adds the security headers, writes the
-log line and the metrics, and answers errors that no handler caught.
+log line and the metrics, and answers errors that no exception handler of the application caught.
 
 A log line has only fields from a fixed list: no query string, no header, no body.
 """
@@ -38,8 +38,8 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: Monitoring requests these paths every few seconds. So a success is not logged, and an error does not count among the
-#: errors that clients got.
+#: Monitoring requests these paths every few seconds. So their successes are not logged, and their errors do not count
+#: among the errors that clients got.
 _PATHS_OF_MONITORING = frozenset({"/livez", "/readyz", "/metrics"})
 
 
@@ -155,7 +155,7 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
     else:
         log.warning("request failed", error=type(error).__name__, code=problem.code)
     if answer.status is None:
-        # The console sets `error_response`: a page in place of the problem.
+        # The console sets `error_response` to a page, which replaces the problem.
         response = scope["state"].get("error_response") or problem.response(identity.request_id)
         await response(scope, receive, answer.send)
 

@@ -1,5 +1,5 @@
-"""What `App.serving` does. It makes the worker, and watches the worker while the block runs. The worker cannot end the
-user's program.
+"""The parts of `App.serving`: `worker_of` makes the worker, and `watched` watches the worker while the block of the
+user's program runs. The worker cannot end the user's program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = structlog.get_logger(__name__)
 
 
 def worker_of(app: AppOfProgram, settings: Settings) -> Worker:
-    """The worker that serves the app in this process. Raises DeclarationError if the processes of its tasks cannot
-    import the app, or if this import would run the program again.
+    """The worker that serves the app in this process. Some tasks run in child processes, which import the app. Raises
+    DeclarationError if they cannot import it, or if the import would run the program again.
     """
     pipelines = app.pipelines()
     queues = ServedQueues.chosen(pipelines, settings)
@@ -45,9 +45,9 @@ def worker_of(app: AppOfProgram, settings: Settings) -> Worker:
 async def watched(worker: Worker) -> AsyncIterator[None]:
     """Watch the worker during the block, and drain it at the end of the block.
 
-    If a part of the worker fails, cancel the task that entered the block, and raise the part's error at the end of the
-    block in place of the CancelledError. If an operator asks the worker to drain, or if most of its threads are stuck,
-    drain the worker. The block goes on.
+    If a part of the worker fails, cancel the asyncio task that entered the block, and raise the part's error at the end
+    of the block in place of the CancelledError. If an operator asks the worker to drain, or if most of its threads are
+    stuck, drain the worker, and let the block continue.
     """
     failure = _Failure(worker)
     tasks = [asyncio.create_task(failure.watch()), asyncio.create_task(_drain_if_retired(worker))]
@@ -61,20 +61,22 @@ async def watched(worker: Worker) -> AsyncIterator[None]:
         if not failure.was_the_only_cancel():
             raise
     finally:
-        failure.was_the_only_cancel()  # take the cancel back, even if the block has caught the CancelledError
+        failure.was_the_only_cancel()  # take this cancel back, even if the block has caught the CancelledError
         await cancel_and_wait(*tasks)
     if failure.error is not None:
         raise failure.error
 
 
 class _Failure:
-    """The error that ended a part of the worker. Create this in the task that runs the block."""
+    """Watches for the error of a part of the worker (`error`). Create this object in the asyncio task that runs the
+    block.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.error: BaseException | None = None
         self._worker = worker
         self._block = asyncio.current_task()
-        # How many cancels of the task were requested before the block.
+        # How many cancels of this asyncio task were requested before the block.
         self._cancels_before = 0 if self._block is None else self._block.cancelling()
         self._has_cancelled = False
 
@@ -89,7 +91,7 @@ class _Failure:
             self._has_cancelled = self._block is not None and self._block.cancel()
 
     def was_the_only_cancel(self) -> bool:
-        """Take back the cancel that this object made. Returns whether nothing else has cancelled the block."""
+        """Take back the cancel that this object requested. Returns True if nothing else has cancelled the block."""
         if not self._has_cancelled or self._block is None:
             return False
         self._has_cancelled = False

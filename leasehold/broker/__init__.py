@@ -1,5 +1,5 @@
 """Brokers carry hints (messages that tell workers of due tasks) from a commit to the workers. Only `make_broker`
-chooses between the kinds of brokers.
+chooses the kind of broker.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def make_broker(settings: Settings) -> Broker:
 
 @asynccontextmanager
 async def open_broker(settings: Settings) -> AsyncIterator[Broker]:
-    """The broker that `settings.broker` names, for the block. It connects in the background, and reconnects after an
-    outage.
+    """Open the broker that `settings.broker` names, and close it after the block. The broker connects in the
+    background, and reconnects after an outage.
     """
     broker = make_broker(settings)
     await broker.open()

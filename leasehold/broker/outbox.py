@@ -1,9 +1,9 @@
 """The outbox: hints (messages that tell workers of due tasks) that a commit wrote. The process that committed publishes
 them immediately. The relay, a loop of each worker, sends the rest.
 
-A hint is a row of `outbox`. Several hints of one submission are one row of `outbox_batch` (a batch), which is deleted
-once the broker has confirmed all of them. If hints stay unconfirmed too long, the relay turns the batch into rows of
-`outbox`.
+One hint has a row of `outbox`. Several hints of one submission have a common row of `outbox_batch` (a batch), which is
+deleted once the broker has confirmed all these hints. If hints stay unconfirmed too long, the relay turns the batch
+into rows of `outbox`.
 
 Order and duplicates do not matter, so the relay needs no cursor. It takes rows by time, publishes their hints, and
 deletes the rows once the broker has confirmed the hints.
@@ -20,7 +20,7 @@ from leasehold.broker.base import Hint
 from leasehold.db.database import Connection, unindexed, window_interval
 
 #: SQL: the column `relay_at` of a new row of `outbox` or `outbox_batch`. The process that commits the row publishes its
-#: hints after the commit. If the row is still there after this second, the relay publishes them, because the process
+#: hints after the commit. If the row still exists a second later, the relay publishes the hints, because the process
 #: may have died.
 RELAY_AT = "clock_timestamp() + interval '1 second'"
 #: The key of the tenant in a job's `trace`, and in the headers of the job's outbox rows.
@@ -44,7 +44,7 @@ class HintBatch:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A hint, with its row of `outbox` or with its batch."""
+    """A hint to publish. It has the id of its row in `outbox`, or else the batch that contains it."""
 
     outbox_id: int | None
     hint: Hint
@@ -61,7 +61,8 @@ class Announcement:
 
 # Take due rows. The ids are an array and not a join. The planner would begin a join by reading the whole table, because
 # its statistics show an almost empty outbox. But the table may still contain many deleted rows that no vacuum has
-# removed yet. $1: the most rows to take. $2: how far back `relay_at` may lie.
+# removed yet. $1: how many rows to take at most. $2: the statement takes only rows whose `relay_at` is at most this
+# long ago.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -73,7 +74,8 @@ RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
 # Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile gets
-# no row. If it becomes runnable again, a new hint is written, or a poll finds it. The ids are an array, as in TAKE.
+# no row. If the task becomes runnable again, a new hint is written, or a poll finds the task. The ids are an array, as
+# in TAKE. $1 and $2 are those of TAKE.
 SPLIT = f"""
 -- relay_split
 WITH taken_batch AS MATERIALIZED (
@@ -113,8 +115,8 @@ WHERE o.id = ANY($1::bigint[])
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
     """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
-    `delete_confirmed` or `drop` deletes them, or `put_off` sets another time. `back`: only rows that became due in the
-    last `back` seconds; None: all rows.
+    `delete_confirmed` or `drop` deletes them, or `put_off` sets another time. `back`: take only rows that became due in
+    the last `back` seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the child process that checks payloads loads no pydantic
     from pydantic import ValidationError
 
-#: In a sentence, a pointer is cut after this many characters, because a client may send a key of any length.
+#: `pointer_to` cuts a pointer after this many characters, because a client may send an object whose keys have any
+#: length.
 _MAX_CHARACTERS = 300
 
 
 def pointer_to(path: Iterable[object]) -> str:
-    """The pointer for keys and positions, from the root down. A long pointer is cut, so use it in sentences only."""
+    """The pointer for keys and positions, from the root down. A long pointer is cut, so use it only in messages."""
     pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
     return pointer if len(pointer) <= _MAX_CHARACTERS else pointer[:_MAX_CHARACTERS] + "…"
 

@@ -1,12 +1,12 @@
 """Checks the schemas and payloads of clients in child processes, because a hostile schema could block the calling
-process. Exception: the calling process itself checks payloads against flat schemas, because this costs little
-(flat.py).
+process. Exception: the calling process itself checks payloads against flat schemas, because such a check costs little.
+(flat.py says which schemas are flat.)
 
-A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
-needed. A question goes to the quick child, where it may take a tenth of the CPU time that the settings allow. If the
-question takes more, the kernel kills the quick child. The question then goes to the slow child. For a minute the slow
-child also gets all other questions of that tenant, because tenants with cheap schemas must not wait for expensive
-schemas. The children work on one question of a tenant at a time, because other tenants must get turns.
+A question is a schema, with the payloads to check against it. There are two children. Each of them starts when it is
+first needed. A question goes to the quick child, where the question may take a tenth of the CPU time that the settings
+allow. If the question takes more, the kernel kills the quick child, and the question goes to the slow child. For a
+minute the slow child also gets all other questions of that tenant, because tenants with cheap schemas must not wait for
+expensive schemas. The children work on one question of a tenant at a time, because other tenants must get turns.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from leasehold.settings import Settings
 
 #: The quick child's share of the CPU time that an evaluation may take.
 _QUICK_SHARE = 0.1
-#: For how long a tenant's questions go to the slow child, after a question of this tenant has killed the quick child.
+#: For how many seconds a tenant's questions go to the slow child, after a question of this tenant has killed the quick
+#: child.
 _SLOW_SECONDS = 60.0
-#: For how long a question that was too expensive is refused immediately, and how many such questions are remembered.
+#: For how many seconds a question that was too expensive is refused immediately, and how many such questions are
+#: remembered.
 _REFUSED_SECONDS = 600.0
 _MAX_REFUSALS = 4096
 
@@ -42,8 +44,8 @@ _MAX_REFUSALS = 4096
 class EvaluationLimits:
     """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
     `wall_seconds`: the CPU time and the elapsed time of one try of a question with all its payloads. A question also
-    waits at most `wall_seconds` for its tenant's turn. `memory_bytes`: the memory of a child. `waiting`: the most
-    questions of a tenant that wait or run.
+    waits at most `wall_seconds` for its tenant's turn. `memory_bytes`: the memory of a child. `waiting`: how many
+    questions of a tenant may wait or run at once.
     """
 
     schema_max_size: int
@@ -86,7 +88,8 @@ class Evaluator:
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
         """Check a schema that a client wrote. Raises Invalid `invalid_request` when it is not a JSON Schema 2020-12,
-        and Invalid `schema_too_complex` when it is too expensive to evaluate. Raises TooMany and Unavailable as `_ask`.
+        and Invalid `schema_too_complex` when it is too expensive to evaluate. Raises TooMany and Unavailable for the
+        reasons that `_ask` names.
         """
         encoded = orjson.dumps(schema)
         question = _Question(_digest_of(encoded), encoded, [], self._limits.schema_max_size)
@@ -108,7 +111,8 @@ class Evaluator:
         """Check JSON payloads against a schema that a client wrote.
 
         Raises PayloadMismatch `invalid_payload` for the first payload that does not fit, and Invalid
-        `payload_too_complex`. Raises TooMany and Unavailable as `_ask`.
+        `payload_too_complex` when the check is too expensive. Raises TooMany and Unavailable for the reasons that
+        `_ask` names.
         """
         if not schema:  # every payload fits
             return
@@ -135,8 +139,8 @@ class Evaluator:
         """Wait for the tenant's turn, and let an asyncio task ask the children. Returns a child's answer.
 
         Raises `too_complex` when the question takes too much CPU time or memory. Raises TooMany when too many questions
-        of the tenant wait, or the turn does not come in time. Raises Unavailable when the child has not answered in
-        time, because the machine is too busy.
+        of the tenant wait, or when the tenant's turn does not come in time. Raises Unavailable when the child has not
+        answered in time, because the machine is too busy.
         """
         refusal_key = (tenant_id, question.digest())
         if self._refused_until.get(refusal_key, 0.0) > monotonic():
@@ -176,7 +180,9 @@ class Evaluator:
         )
 
     async def _ask_children(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
-        """Ask the quick child and, if it dies, the slow child. Then release the tenant's turn. Raises Died and Late."""
+        """Ask the quick child and, if it dies, the slow child. Then release the tenant's turn. Raises Died if the slow
+        child dies, too, and Late if a child does not answer in time.
+        """
         try:
             if self._slow_until.get(tenant_id, 0.0) <= monotonic():
                 try:
@@ -196,7 +202,7 @@ class Evaluator:
 
 
 class PayloadMismatch(Invalid):
-    """The payload at position `place` does not fit."""
+    """The payload at the position `place` (counted from 0) does not fit its schema."""
 
     def __init__(self, place: int, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -253,9 +259,9 @@ class _Child:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """The child's answer. Raises Died and Late. A child may die because earlier questions have filled its memory.
-        So a new child gets the question again if the dead child had answered earlier questions, and did not die of too
-        much CPU time.
+        """The child's answer. Raises Died if the child dies, and Late if it does not answer in time. A child may die
+        because earlier questions have filled its memory. So a new child gets the question again if the dead child had
+        answered earlier questions, and did not die of too much CPU time.
         """
         async with self._turn:
             process = await self._start_if_dead()

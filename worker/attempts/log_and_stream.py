@@ -20,7 +20,7 @@ from leasehold.worker.attempts.chunk_writer import AttemptBuffer, ChunkWriter
 
 class LogAndStream:
     """The buffers of one attempt: the lines that its handler logs, and the values that it emits. This class is a
-    `Source` of leasehold.telemetry.attempt_logs.
+    `Source` of leasehold.telemetry.attempt_logs, which means an object with the attempt's `recorder`.
     """
 
     __slots__ = ("_claimed", "_closed", "_writers", "log", "stream")
@@ -45,7 +45,7 @@ class LogAndStream:
         return self.log.buffer
 
     def close(self) -> bool:
-        """Record that the attempt has ended. Returns whether it has buffers."""
+        """Record that the attempt has ended. Returns whether the attempt has buffers."""
         with self._writers.lock:
             self._closed = True
             return self.log is not None
@@ -88,7 +88,8 @@ def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogCh
 
 
 def _stream_chunk(claimed: Claimed, first_number: int, chunks: list[bytes]) -> StreamChunk:
-    # An attempt at a snoozed or suspended task continues the stream. Exception: an attempt has failed since the last
-    # chunk (APPEND_STREAM checks this). Any other later attempt begins the stream again.
+    # The task's first attempt begins the stream, and an attempt after a snooze or a suspension (`waiting`) continues
+    # the stream. Any other later attempt begins the stream again. An attempt that would continue also begins the stream
+    # again if an attempt has failed since the last chunk: APPEND_STREAM finds that out.
     begins_again = claimed.lease.epoch > 1 and claimed.previous_state != "waiting"
     return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_again)

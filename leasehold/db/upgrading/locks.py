@@ -30,7 +30,8 @@ MODES = (
 )
 #: What a statement does with a table, from the least to the most.
 _WORK = ("", "scan", "rewrite")
-#: Functions whose value differs from row to row. PostgreSQL rewrites the table for a new column with such a default.
+#: Functions whose value differs from row to row. If a new column has such a function as its default, PostgreSQL
+#: rewrites the table.
 _VOLATILE = (
     "clock_timestamp",
     "gen_random_uuid",
@@ -125,8 +126,9 @@ class SchemaTables:
         return replace(effect, locks=locks)
 
     def _with_partitions(self, locks: Sequence[Lock]) -> Iterator[Lock]:
-        """The locks, and the same locks on the partitions. A table with partitions has no rows of its own, so the work
-        is on the partitions. ACCESS SHARE is not repeated, because CREATE VIEW locks only the table that it names.
+        """The locks, and the same locks on the partitions. A table with partitions has no rows of its own, so the
+        statement does its work in the partitions. An ACCESS SHARE lock is not repeated for the partitions, because
+        CREATE VIEW locks only the table that it names.
         """
         for lock in locks:
             partitions = self.partitions.get(lock.table, ()) if lock.mode != _ACCESS_SHARE else ()
@@ -235,7 +237,9 @@ def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: 
 
 
 def _add_constraint(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
-    # A primary key makes its columns NOT NULL, so PostgreSQL scans the table for NULL, even if the index exists.
+    # If the constraint is NOT VALID, or if its index exists already (USING INDEX), PostgreSQL does not scan the table.
+    # A primary key is an exception: it makes its columns NOT NULL, so PostgreSQL scans the table for NULL even if the
+    # index exists.
     is_trusted = "NOT VALID" in action or ("USING INDEX" in action and match[2] != "PRIMARY KEY")
     work = "" if is_trusted else "scan"
     narrows = "" if _names_new_column(schema, action) else f"{table} refuses rows that older code may write"
@@ -255,7 +259,7 @@ def _set_storage(_schema: SchemaTables, table: str, _match: re.Match[str], _acti
 
 
 def _narrowing(work: str, reason: str) -> Callable[[SchemaTables, str, re.Match[str], str], Effect]:
-    """A rule for an action after which older code may fail, for the `reason`."""
+    """Make a rule for an action after which older code may fail, for the `reason`. `work`: as in Lock."""
 
     def rule(_schema: SchemaTables, table: str, match: re.Match[str], _action: str) -> Effect:
         return Effect((Lock(table, _ACCESS_EXCLUSIVE, work),), reason.format(table=table, name=match[1]))
@@ -315,7 +319,7 @@ def _names_new_column(schema: SchemaTables, text: str) -> bool:
     return any(re.search(rf"\b{column}\b", text) for column in schema.new_columns)
 
 
-#: The rules for statements. The first that matches counts.
+#: The rules for statements. The first rule that matches decides.
 _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
     (re.compile(pattern), rule)
     for pattern, rule in (

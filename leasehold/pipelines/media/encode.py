@@ -77,10 +77,10 @@ def write_animation(animation: Animation, path: Path, settings: Settings) -> Fil
 
 
 def _with_alpha_flag(webp: memoryview, *, has_alpha: bool) -> memoryview:
-    """Set the alpha flag in the header if the animation has transparent pixels.
+    """Set the alpha flag in the file's header if the animation has transparent pixels.
 
-    The encoder crops each frame to its changed part. If every cropped frame is opaque, the encoder leaves the flag out,
-    and some readers would show the uncovered canvas in black.
+    The encoder crops each frame to its changed part. If every cropped frame is opaque, the encoder leaves the flag out.
+    Some readers would then show the part of the canvas that no frame covers in black.
     """
     if has_alpha and bytes(webp[12:16]) == b"VP8X":
         webp[_VP8X_FLAGS] |= _ALPHA_FLAG

@@ -9,14 +9,15 @@ BATCH_SECONDS = 0.01
 #: A batch of at most SMALL_BATCH jobs may hold its locks for this long. Each batch has about ten statements. On a busy
 #: machine these statements take most of the time, so a batch of one job is hardly shorter than a batch of twenty.
 SMALL_BATCH, SMALL_BATCH_SECONDS = 20, 0.04
-#: The largest number of jobs in a batch, and the number in the first batch.
+#: The largest number of jobs in a batch, and the number of jobs in the first batch.
 MAX_BATCH, _FIRST_BATCH = 100, 8
-#: The factor by which the estimated time of one job falls with each faster batch.
+#: Each faster batch lowers the estimated time of one job to this part of it, or to the batch's own time if that is
+#: longer.
 _DECAY = 0.9
 
 
 class BatchSize:
-    """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
+    """The size of the next batch (`jobs`), chosen by an estimate of the seconds for one job. A slower batch raises the
     estimate at once to its own seconds for one job. A faster batch lowers the estimate only a little, because during a
     checkpoint of PostgreSQL most batches are slow. If only the last batch counted, one fast batch among the slow ones
     would double the next batch.

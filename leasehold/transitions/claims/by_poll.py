@@ -30,20 +30,23 @@ _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
 # The tenants take turns: the first task of each tenant comes before the second task of any tenant. The tasks of a
 # tenant come by priority, then by the time at which they became due. After thirty seconds a task counts as one of the
 # next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
+# (In `candidates`, the first task of a tenant with three running tasks has `turn` 4.)
 #
-# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 the most tasks to claim.
+# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks to claim at most.
 # $5 the poll window: the statement does not read tasks that have been due for longer than this.
 # $6 tenants. $7 how many tasks each of them has running. NULL: the statement counts them.
-# $8 tenants with tasks on this worker. $9 how many each of them has there. $10 how many more each of them may get.
+# $8 tenants with tasks on this worker. $9 how many tasks each of these tenants has on this worker. $10 how many more
+# tasks each of these tenants may get.
 # $11 how many tasks any other tenant may get. NULL: any number.
 # $12 for how long the poll skips a due `pending` task of the tenants $8, because the task has a hint. $13 the same for
 # any other tenant.
 #
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
-# returns at least one row, with the age of the oldest due task, the counts of running tasks, and whether tenants were
-# held back.
-# The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last one,
-# `numbered_tasks`, has a row for each claimed task. The first line is the statement's name, as statistics show it.
+# returns at least one row, with the age of the oldest due task, the counts of running tasks, and whether the statement
+# left out due tasks because their tenants have no room.
+# The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last of these CTEs,
+# `numbered_tasks`, has a row for each claimed task. The statement's first line is the name under which statistics show
+# it.
 POLL = f"""
 -- look
 WITH RECURSIVE served_queues AS MATERIALIZED (
@@ -138,14 +141,14 @@ ORDER BY numbered_tasks.id
 """
 
 
-# `shares` of a worker that runs no task.
+# The value of `poll`'s parameter `shares` for a worker that runs no task.
 _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
     """The tasks that a poll claimed. `oldest`: for how many seconds the oldest task in the poll window has been due;
-    None: no task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count.
+    None: no task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count them.
     `held_back`: whether the poll left out due tasks because their tenants may get no more now.
     """
 
@@ -202,5 +205,5 @@ async def poll(
 
 
 async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
-    """As `poll`, without a poll window and without shares. Returns only the claims."""
+    """Do what `poll` does, without a poll window and without shares. Returns only the claims."""
     return (await poll(connection, terms, queues, limit)).claimed

@@ -2,7 +2,8 @@
 artifacts there.
 
 copying.py uses these classes. `create` writes an object only if the key holds no object, and `replace` overwrites the
-object at the key. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
+object at the key. `call_id`: identifies the call to the promote endpoint, by which the object is written
+(ownership.PromoteCall).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: The largest object of a file service that can be replaced. This is bounded, because the object is first downloaded as
-#: a backup.
+#: The largest object of a file service that can be replaced, in bytes. The size is bounded, because the object is first
+#: downloaded as a backup.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The field in an object's metadata that names the call that wrote the object.
@@ -56,9 +57,9 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        Returns True if an undo may call `remove`. This is so if the target has certainly created the object, or if
-        `remove` recognises objects of other calls. Returns False if the target may have replaced an object. If an
-        object lies at the key, this changes nothing and raises Conflict `target_exists`.
+        Returns whether an undo may call `remove`. It may if the target has certainly created the object, or if `remove`
+        recognises objects of other calls. It must not if the target may have replaced an object. If an object lies at
+        the key, this method changes nothing and raises Conflict `target_exists`.
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -71,7 +72,9 @@ class Target(Protocol):
         """Copy the backup back to the key."""
 
     async def remove(self, key: str, call_id: str) -> None:
-        """Remove the object, if the call created it. A target that does not record calls removes any object there."""
+        """Remove the object at the key, if the call created it. A target that records no calls removes any object at
+        the key.
+        """
 
 
 @asynccontextmanager
@@ -111,8 +114,8 @@ class _Bucket:
     an object.
 
     Some stores ignore this header. So when all bytes have arrived, `create` also asks whether the key holds an object.
-    With such a store, the upload can only overwrite an object that somebody writes between this question and the end of
-    the upload.
+    With a store that ignores the header, the upload can then only overwrite an object that somebody writes between this
+    question and the end of the upload.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
@@ -129,8 +132,8 @@ class _Bucket:
             await self._copy(self._store, source, self._target_store, key, key, size, call_id, only_new=True)
         except PutRefused:
             raise target_exists(key) from None
-        # True even if the store ignores the header and may have replaced an object. The reason: `remove` reads the call
-        # from the object's metadata, so an undo never removes an object of another call.
+        # Return True even if the store ignores the header and may have replaced an object. An undo never removes an
+        # object of another call, because `remove` reads the call from the object's metadata.
         return True
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -166,9 +169,9 @@ class _Bucket:
         only_new: bool = False,
     ) -> None:
         """Copy the object `source` to the key `destination`. `target_key`: the key at the target, for errors, because a
-        client does not know the keys of the installation's store. `size`: refuse a copy of another size; None: accept
-        any size. `call_id`: the call that the object's metadata names; "": the metadata names no call. `only_new`:
-        raise PutRefused if `destination` holds an object.
+        client does not know the keys of the installation's store. `size`: raise BadGateway if the copy has another
+        size; None: accept any size. `call_id`: the call that the object's metadata names; "": the metadata names no
+        call. `only_new`: raise PutRefused if `destination` holds an object.
         """
         metadata = {_CALL_FIELD: call_id} if call_id else {}
         upload = destination_store.upload(
@@ -187,8 +190,8 @@ class _Bucket:
 
 @contextmanager
 def _as_bad_gateway(key: str) -> Iterator[None]:
-    """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it. It means that
-    the key already holds an object, or that another put of the key is under way.
+    """Raise errors of a store as BadGateway. PutRefused passes unchanged, because the caller handles it. PutRefused
+    means that the key already holds an object, or that another put to this key is under way.
     """
     try:
         yield
@@ -202,9 +205,9 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 class _FileService:
     """An HTTP file service. Each request has a bearer token, which comes from `tokens` (OAuth). Without `tokens`, it is
     the fixed `token`; if that is empty, requests have no token. `PUT {base}/{key}` with `If-None-Match: *` creates an
-    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`. At a service
-    without `GET` no object can be replaced, because `back_up` first downloads the old object. A service at a private
-    address is refused, unless a setting allows its network.
+    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`: `existing` then
+    returns UNKNOWN. At a service without `GET` no object can be replaced, because `back_up` first downloads the old
+    object. A service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:

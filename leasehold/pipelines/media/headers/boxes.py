@@ -12,7 +12,7 @@ Box = tuple[bytes, int, int]
 
 
 def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
-    """Every box in the range, but not the boxes inside those. Raises Permanent `corrupt_image`, or struct.error."""
+    """Every box in the range, without the boxes inside these. Raises Permanent `corrupt_image` or struct.error."""
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         body = start + 8

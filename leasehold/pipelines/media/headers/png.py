@@ -13,7 +13,7 @@ _FIRST_CHUNK = 8  # the position of the first chunk: after the signature
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error if the file ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`, or struct.error if the file ends too early."""
     if data[8:16] != b"\x00\x00\x00\x0dIHDR":
         raise corrupt_image("the file does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
@@ -35,5 +35,6 @@ def read(data: bytes) -> Header:
         elif kind == b"fcTL":
             frame_chunks += 1
         position = end
-    # The larger number counts, because the decoder also counts a default picture outside of the animation.
+    # A file may declare more frames than it has, or fewer. The larger number counts, so that the limits hold in both
+    # cases.
     return Header(width, height, max(declared_frames, frame_chunks))
