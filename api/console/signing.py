@@ -70,7 +70,7 @@ async def sign_out(request: Request, caller: session.Anybody) -> Response:
 
 
 def _owner_of_session(caller: Caller) -> str:
-    """The name of the session's owner in the audit: the key's prefix, or the person's id. For a key, the cookie has the
-    same name. For a person, the cookie has another name (`session.owner_of`).
+    """The name of the session's owner in the audit: the key's prefix, or the person's id. The cookie names the owner of
+    a key's session in the same way, but it names a person in another way (`session.owner_of`).
     """
     return caller.key_prefix or str(caller.person_id)

@@ -1,5 +1,5 @@
-"""/v1/audit: reads who did what to which object, when and from where. A tenant reads its own chain. An operator reads
-all chains. In a chain, each row has the hash of the row before it.
+"""/v1/audit: reads who did what to which object, when and from where. The audit's rows of one tenant are a chain: each
+row has the hash of the previous row. A tenant reads its own chain, and an operator reads all chains.
 """
 
 from __future__ import annotations

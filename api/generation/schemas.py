@@ -20,8 +20,8 @@ MAX_IMAGES = 16
 MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
-TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces, and without commas, by which clients join ids
-# A label of workers (LEASEHOLD_WORKER_LABELS).
+TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII, but no space and no comma, because clients join ids by commas
+# The form of a label of workers (LEASEHOLD_WORKER_LABELS).
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 

@@ -1,7 +1,7 @@
 """Answers requests for the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
 
-A client reads the items page by page, or follows them as they are written. The endpoints for logs and streams of jobs
-and of runs use this module.
+A client reads the items page by page, or follows them: it then gets each item as soon as it is written. The endpoints
+for the logs and streams of jobs and runs use this module.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.domain.json_values import MAX_INTEGER
 from leasehold.domain.step_names import MAX_STEP_NAME
 
-#: The largest value of PostgreSQL's type `integer`, which the column `attempt` has.
+#: The largest value of PostgreSQL's type `integer`, which is the type of the column `attempt`.
 _MAX_ATTEMPT = 2**31 - 1
-#: A stream reads at most this many items at once.
+#: While a client follows the items, the API reads at most this many at once.
 _BATCH = 500
 EVENT_STREAM = "text/event-stream"
 

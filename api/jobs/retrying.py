@@ -1,5 +1,5 @@
-"""Retries one failed job. The caller is charged for a retry as for a submission. The endpoints of `/v1/jobs`,
-`/v1/runs` and dead letters call `retry`.
+"""Retries one failed job. The caller is charged for a retry as for a submission. The endpoints that retry a job, a run
+or a dead letter call `retry`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from leasehold.transitions import jobs
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tuple[str, dict[str, str]]:
-    """Retry the job. Returns the status that the retry has committed, and the RateLimit headers. Raises the problems
-    that the endpoint `retryJob` documents.
+    """Retry the job. Returns the job's new status and the RateLimit headers. `access` has the job's row and kind, and
+    the caller. Raises the problems that the endpoint `retryJob` documents.
     """
     check_retry(services, access)
     caller = access.acting_caller
@@ -40,7 +40,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     ):
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
-            raise invalid_state(await state_now(connection, access))  # `revive` revives failed jobs only
+            raise invalid_state(await state_now(connection, access))  # only a failed job can be revived
         has_other_payload = None if body.payload is None else True  # None is left out of the audit's row
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)

@@ -75,9 +75,9 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket, upload):
-        # This request repeats an earlier request. More than half of the first URL's time has passed, so the same media
-        # gets a new URL. A repetition before that time gets the first answer unchanged. So does a repetition after the
-        # upload has ended, although the first URL may not work any more.
+        # This request repeats an earlier request, and more than half of the first URL's lifetime has passed. So the
+        # same media gets a new URL. An earlier repetition gets the first answer unchanged. A repetition after the end
+        # of the upload also gets the first answer, although the first URL may not work any more.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
@@ -85,7 +85,7 @@ async def create_upload_url(
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
     """Let the client upload for another `upload_url_seconds` from now. Returns False if the upload has ended, or if the
-    media expires within this time. Then the client gets no new URL. Raises TooMany `upload_quota_exceeded`.
+    media expires within this time: the client then gets no new URL. Raises TooMany `upload_quota_exceeded`.
     """
     tenant_id, key = caller.tenant_id, ticket.original_key
     async with services.pool.acquire() as connection, connection.transaction():
@@ -210,8 +210,8 @@ async def _check_and_submit(
     try:
         size_or_refusal = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
-        # There is no object. Another request may have refused it meanwhile, and deleted it. Then `_job_id_of` raises
-        # the error of this refusal.
+        # The store has no object. Another request may have refused and deleted the object meanwhile. In that case
+        # `_job_id_of` raises the error of this refusal.
         if (job_id := _job_id_of(await find_media(services, caller, picture.id))) is not None:
             return job_id, {}
         raise
@@ -255,8 +255,8 @@ async def _write_job(
     """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Also returns the RateLimit
     headers.
 
-    Returns None in place of the job if another request has started a job or refused the picture first. Then the caller
-    is not charged.
+    If another request has started a job or refused the picture first, this returns None in place of the job, and does
+    not charge the caller.
     """
     queues = queues_of(caller.tenant_id, media)
     async with (
@@ -301,8 +301,8 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
 
 
 async def _outcome_of_other_request(services: Services, caller: Caller, media_id: UUID) -> UUID:
-    """The job that another request has started. Raises Invalid if the other request has refused the picture, and
-    Conflict if the upload expired.
+    """The id of the job that another request has started. Raises Invalid if the other request has refused the picture,
+    and Conflict if there was no other request, because the upload has expired.
     """
     job_id = _job_id_of(await find_media(services, caller, media_id))
     if job_id is None:

@@ -7,7 +7,7 @@ run is simple if all of this is true:
 - No concurrency limit, rate or queue depth applies to it.
 - The tenant is far from its bound on unfinished jobs.
 
-`batches` and `replays` use the helpers below, too.
+The modules `batches` and `replays` also use helpers of this module.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
     200: {"model": RunAccepted, "description": "An unfinished run already has the `dedupe` key: the answer names it."}
 }
-#: How often the API tries to write a request's runs while other requests start and end runs with the same dedupe keys.
+#: How often the API tries at most to write a request's runs, while other requests start and end runs with the same
+#: dedupe keys.
 _DUPLICATE_TRIES = 5
 
 
@@ -84,8 +85,8 @@ async def create_run(
             existing_run = await _existing_run(connection, caller.tenant_id, body)
         if existing_run is not None:  # answer before the payload is checked and the submission is charged
             return accepted_response(existing_run)
-    # `is_reserved` is True if the run has its place among the tenant's unfinished jobs, and the settings limit neither
-    # rates nor the depths of queues. Then there is nothing else to charge or to check.
+    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and there is nothing else to charge or to
+    # check, because the settings limit neither rates nor the depths of queues.
     try:
         is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
         if not is_reserved:
@@ -94,7 +95,7 @@ async def create_run(
             queued_tasks: dict[str, int] = {}
             await refuse_early(services, caller, queued_tasks)
     except TooMany:
-        # This query runs only after a refusal.
+        # A request that creates nothing is not refused. Only after a refusal is it worth a query to find that out.
         if idempotency_key is None or not await _creates_nothing(services, caller, body, idempotency_key):
             raise
         is_reserved = False
@@ -104,8 +105,8 @@ async def create_run(
             raise new_run
         if (
             new_run.dedupe_key is None
-            and body.delay_seconds is None  # a delay needs the database's clock, which `_create_alone` reads
-            and new_run.template_version.independent  # its runs neither exclude nor replace each other
+            and body.delay_seconds is None  # only `_create_alone` reads the database's clock, for the delay
+            and new_run.template_version.independent  # runs of the template neither exclude nor replace each other
             and await services.submissions.create(new_run)  # False: a limit applies, and nothing is written
         ):
             SUBMITTED.labels(new_run.template_version.template.type).inc()
@@ -125,8 +126,9 @@ async def _creates_nothing(services: Services, caller: Caller, body: RunRequest,
 async def _create_alone(
     services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new_run: NewRun | RequestError
 ) -> Response:
-    """Write the run in a transaction of its own, with its idempotency key and its charges. For a repeated request
-    `work` does not run, and so nothing is created. If `new_run` is an error, `work` raises it.
+    """Write the run in a transaction of its own, with its idempotency key and its charges. For a repeated request,
+    `once` returns the first answer without a call of `work`, so nothing is created. If `new_run` is an error, `work`
+    raises it.
     """
     written_runs: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
@@ -155,8 +157,8 @@ async def _create_alone(
 
 
 async def _with_delay(connection: Connection, new_run: NewRun, delay_seconds: float | None) -> NewRun:
-    """The run with the start time `delay_seconds` from now, by the database's clock. If `delay_seconds` is None, the
-    unchanged run.
+    """The run, to be started `delay_seconds` from now by the database's clock. If `delay_seconds` is None, the run is
+    unchanged.
     """
     if delay_seconds is None:
         return new_run
@@ -192,9 +194,9 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
 async def _check_run(
     services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
 ) -> NewRun | RequestError:
-    """Check the payload, and build the run. If the run is refused, returns the error and does not raise it. The reason:
-    a repeated request must get its first answer, even if the template has changed since then. If the request is not a
-    repetition, the caller raises the error.
+    """Check the payload, and build the run. If the run is refused, return the error instead of raising it. The caller
+    raises the error later, if the request is not a repetition. A repeated request must get its first answer, even if
+    the template has changed since then.
 
     No connection is held while the payload is checked, because the check may wait for other payloads of the tenant.
     """

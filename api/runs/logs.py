@@ -1,4 +1,4 @@
-"""GET /v1/runs/{run_id}/logs and /stream: reads or follows the log lines and the chunks of a run."""
+"""GET /v1/runs/{run_id}/logs and /stream: reads or follows the lines that a run logs, and the chunks that it emits."""
 
 from __future__ import annotations
 

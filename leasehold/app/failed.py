@@ -1,4 +1,4 @@
-"""`Failed`: the argument of a task that is another task's `on_failure`."""
+"""`Failed`: the argument of a task that runs when a run of another task has failed (the option `on_failure`)."""
 
 from __future__ import annotations
 

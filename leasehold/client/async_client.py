@@ -35,7 +35,7 @@ from leasehold.client.waiting import HOLD_SECONDS, Waiting
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: How long one try of a request may take, in seconds. This is longer than the API holds any request.
+#: How long one try of a request may take, in seconds. The API never holds a request this long before it answers.
 _REQUEST_SECONDS = 60.0
 
 
@@ -65,7 +65,7 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P
 
 
 def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[T]]]:
-    """As `_lists`, but the method returns the items of all pages in a list."""
+    """Make a method with the parameters of `make`. It returns the items of all pages of the listing in one list."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         return [item async for item in _lists(make)(self, *args, **kwargs)]
@@ -83,10 +83,10 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P]
 
 
 class AsyncClient:
-    """`async with AsyncClient(url, key) as client`. Its parameters, methods and errors are those of `Client`. Await a
-    method that returns a value or a list. Iterate with `async for` over a method that yields items, such as `jobs`,
-    `events` or `stream`. `timeout`: for how many seconds the client repeats a request that gets no answer, not how long
-    one try may take.
+    """`async with AsyncClient(url, key) as client` opens a client. Its parameters, methods and errors are those of
+    `Client`. Await a method that returns a value or a list. Iterate with `async for` over a method that yields items,
+    such as `jobs`, `events` or `stream`. `timeout`: for how many seconds the client repeats a request that gets no
+    answer. It does not bound a single try.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
@@ -224,21 +224,24 @@ class AsyncClient:
     # --- the requests
 
     async def send(self, call: Call[T]) -> T:
-        """Send a request of `leasehold.client.calls`. Repeat it while the API does not answer and `timeout` allows.
+        """Send a request of `leasehold.client.calls`. Repeat it while the API does not answer, but not beyond
+        `timeout`.
 
         Raises ApiError, Unavailable.
         """
         return await self._send(call, None)
 
     async def _send(self, call: Call[T], form: MakeForm | None, within: float | None = None) -> T:
-        """As `send`. `within`: seconds, if the caller waits for less than the client's `timeout`."""
+        """Do what `send` does. `form`: makes the form of the request, if it has one. `within`: how many seconds the
+        caller waits, if it does not wait for the client's whole `timeout`.
+        """
         call = call.with_key()
         tries = self._tries(call, within)
         while True:
             try:
                 outcome = await self._try(call, form, tries)
             except ApiError as refusal:
-                # `have_done`: the API refuses because an earlier try, whose answer was lost, has done the request.
+                # `have_done`: the API refuses this try because an earlier try, whose answer was lost, has succeeded.
                 if not tries.have_done(refusal):
                     raise
                 return await self._result_of_done(call, refusal)
@@ -247,7 +250,9 @@ class AsyncClient:
             await asyncio.sleep(outcome)
 
     async def _result_of_done(self, call: Call[T], refusal: ApiError) -> T:
-        """The result of a call that an earlier try has done. Raises `refusal` if the API does not give the result."""
+        """The result of a call that an earlier try has carried out. Raises `refusal` if the API does not return the
+        result.
+        """
         if call.read_done is None:
             return call.parse(None)
         try:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-#: The most items of one request.
+#: A request has at most this many items.
 _ITEMS_PER_REQUEST = 500
-#: The most items that one buffer keeps, and the most characters of their JSON. By default the API stores fewer items of
-#: an attempt.
+#: One buffer keeps at most this many items, with at most this many characters of JSON. With the default settings, the
+#: API stores fewer items of an attempt than this.
 MAX_ITEMS, MAX_CHARACTERS = 20_000, 8 * 2**20
 
 
@@ -20,7 +20,8 @@ class OutputBuffer:
     `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a request that is sent
     again after an outage.
 
-    Items beyond MAX_ITEMS or MAX_CHARACTERS are counted and dropped, or else an outage could fill the memory.
+    Items beyond MAX_ITEMS or MAX_CHARACTERS are dropped and counted. Otherwise they could fill the memory during an
+    outage.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
@@ -37,7 +38,8 @@ class OutputBuffer:
 
     def add(self, item: Any, size: int, *, beyond_bounds: bool = False) -> bool:
         """Keep an item for the next request. `size`: the characters of its JSON. `beyond_bounds`: keep the item even if
-        the buffer is full. False: the item is dropped, because the API accepts no more, or because the buffer is full.
+        the buffer is full. Returns False if the item is dropped, because the API accepts no more items or because the
+        buffer is full.
         """
         if self._is_cut:
             return False
@@ -51,7 +53,7 @@ class OutputBuffer:
         return True
 
     def take_dropped_count(self) -> int:
-        """The number of items since the last call that were dropped because the buffer was full."""
+        """How many items were dropped since the last call of this method, because the buffer was full."""
         count, self._dropped_count = self._dropped_count, 0
         return count
 
@@ -69,8 +71,8 @@ class OutputBuffer:
 
     def refuse(self, *, divide: bool) -> bool:
         """Note that the API has refused the last request. The next request then has half of the refused items, so that
-        one bad item does not cost the others. Exception: if the request had a single item, or without `divide`, the
-        items of the request are dropped. Returns whether items are dropped.
+        one bad item does not cost the others. If the request had a single item, or if `divide` is False, this method
+        drops the items of the request instead. Returns whether it drops items.
         """
         if divide and self._unanswered_count > 1:
             self._most_items = self._unanswered_count // 2

@@ -1,5 +1,5 @@
-"""Reads which workers serve a step's queue, and which workers have its handler. A worker that can run the step has
-both.
+"""Reads which workers serve a step's queue, and which workers have the step's handler. Only a worker that does both can
+run the step.
 
 The API and the worker call this to explain why a task waits.
 """
@@ -43,7 +43,7 @@ class Served:
 # $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each pair of a place
 # and a worker. The row says whether the worker lives, whether it serves the queue, and whether it has the handler
 # (NULL: the worker has not reported its handlers). The table `known_handler` has the time at which each handler was
-# last seen, also after its workers' rows are deleted.
+# last seen. It keeps this time even after the rows of the handler's workers are deleted.
 _SERVED = """
 -- served
 SELECT place.queue, place.handler,
@@ -65,7 +65,7 @@ GROUP BY place.queue, place.handler
 
 
 async def served(connection: Connection, places: Collection[Place], dead: Sequence[UUID]) -> dict[Place, Served]:
-    """How many workers serve each place. Only the first _MAX_PLACES places, in sorted order, are in the answer. `dead`:
+    """How many workers serve each place. The answer has at most _MAX_PLACES places, the first in sorted order. `dead`:
     the ids of workers that have died, but still have a row.
     """
     first_places = sorted(set(places))[:_MAX_PLACES]
@@ -88,9 +88,9 @@ GROUP BY name.pipeline
 
 
 async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: Collection[str]) -> dict[str, str]:
-    """By pipeline: one of its handlers (`pipeline.step`) that a registered worker of the queue has. Pipelines without
-    such a handler are absent. Draining workers are left out. This function does not check whether a worker lives (see
-    `LEASEHOLD_PRESENCE`), so a dead worker counts until its row is deleted.
+    """Returns pipeline -> one handler (`pipeline.step`) of the pipeline that a registered worker of the queue has.
+    Pipelines without such a handler are absent. Draining workers are left out. This function does not check whether a
+    worker lives (see `LEASEHOLD_PRESENCE`), so a dead worker counts until its row is deleted.
     """
     rows = await connection.fetch(_OF_PIPELINES, queue, list(pipelines)) if pipelines else ()
     return {row["pipeline"]: row["handler"] for row in rows}

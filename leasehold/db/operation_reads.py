@@ -15,8 +15,8 @@ j.id, j.tenant_id, j.status, j.params, j.error, j.cancel, j.created_at, j.starte
 (SELECT n.value FROM task t JOIN note n ON n.task_id = t.id WHERE t.job_id = j.id) AS note
 """
 
-# The condition leaves out runs. A tenant's own template may be named `bulk_operation`, too, if it was written when the
-# platform had no bulk operations yet.
+# The condition leaves out runs, because a tenant may have a template of its own that is named `bulk_operation`. Such a
+# template was written before the platform had bulk operations.
 _IS_OPERATION = "j.pipeline = 'bulk_operation' AND NOT EXISTS (SELECT FROM run r WHERE r.job_id = j.id)"
 
 FIND = f"""
@@ -32,8 +32,8 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2 AND j.par
   AND {_IS_OPERATION} AND {LIVES}
 """
 
-# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
-# jobs of other tenants. $4: whether the page also has such operations.
+# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. (EXISTING has this condition, too.) An
+# operator's operation may act on the jobs of other tenants. $4: whether the page also has such operations.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -56,8 +56,8 @@ async def find(connection: Connection, tenant_id: str | None, operation_id: UUID
 
 
 async def existing(connection: Connection, tenant_id: str | None, operation_ids: Sequence[UUID]) -> set[UUID]:
-    """The ids in `operation_ids` that are operations of the tenant on its own jobs. With `tenant_id` None: those of all
-    operations.
+    """The ids in `operation_ids` that are operations of the tenant on its own jobs. With `tenant_id` None, the ids that
+    are operations of any tenant on any jobs.
     """
     rows = await connection.fetch(EXISTING, list(operation_ids), tenant_id)
     return {row["id"] for row in rows}
@@ -66,8 +66,8 @@ async def existing(connection: Connection, tenant_id: str | None, operation_ids:
 async def newest(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int, *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """At most `limit` operations that the tenant submitted, newest first. `beyond_tenant`: also operations that
-    act on the jobs of other tenants.
+    """At most `limit` operations that the tenant submitted, newest first. `before`: only operations that are older than
+    this one. `beyond_tenant`: list also operations that act on the jobs of other tenants.
     """
     return await connection.fetch(LIST, tenant_id, before, limit, beyond_tenant)
 
@@ -75,7 +75,7 @@ async def newest(
 async def refusals(
     connection: Connection, tenant_id: str, operation_id: UUID, before: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """At most `limit` jobs on which the operation could not act, by descending id. `tenant_id`: the operation's."""
+    """At most `limit` jobs on which the operation could not act, by descending id. `tenant_id`: of the operation."""
     return await connection.fetch(REFUSALS, operation_id, tenant_id, before, limit)
 
 

@@ -15,7 +15,7 @@ _NOT_FINITE = "JSON has neither NaN nor infinity"
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored. `path`: the JSON pointer to the value. `reason`: why not, as a sentence."""
+    """A value cannot be stored. `path`: the JSON pointer to the value. `reason`: why it cannot be stored."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path or 'the value'}: {reason}")
@@ -26,8 +26,9 @@ class NotStorable(ValueError):
 def encode_storable(value: Any) -> bytes:
     """The JSON of `value`, which is made of lists, dicts and JSON's scalars.
 
-    Raises NotStorable for a text with a NUL character, because PostgreSQL refuses it; for an integer beyond 64 bits,
-    because readers would round it; and for NaN and infinity, because JSON lacks them, and readers would get null.
+    Raises NotStorable in three cases: for a text with a NUL character, because PostgreSQL refuses it; for an integer
+    beyond 64 bits, because readers would round it; and for NaN and infinity, because JSON has no such numbers and
+    readers would get null.
     """
     try:
         encoded = orjson.dumps(value)
@@ -63,8 +64,8 @@ def _place_of_name(name: str) -> tuple[int, bytes]:
 
 
 def path_to_non_finite(value: Any) -> str | None:
-    """The JSON pointer to a NaN or an infinity in `value`, which is any value that orjson can write. None: `value` has
-    no such number, or orjson cannot write it.
+    """The JSON pointer to a NaN or an infinity in `value`. None: `value` has no such number, or orjson cannot write
+    `value`.
     """
     try:
         has_null = b"null" in orjson.dumps(value, default=str)  # orjson writes null for NaN and infinity
@@ -95,7 +96,7 @@ def _is_finite(value: Any) -> bool:
 
 def storable_text(text: str) -> str:
     """The text as PostgreSQL can store it: without NUL characters, and without lone surrogates, which have no UTF-8
-    form. Errors about files with odd names may have both.
+    form. The text of an error about a file with an odd name may contain both.
     """
     return text.replace("\x00", "").encode(errors="replace").decode()
 

@@ -1,5 +1,5 @@
-"""Finds out whether the unprivileged user of the embedded servers can run a program, such as PostgreSQL. If not, copies
-the program to a place where the user can run it.
+"""Finds out whether the unprivileged user of the embedded servers can run a program, such as PostgreSQL. If the user
+cannot, this module copies the program to a place where the user can run it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
 
 
 async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
-    """The path of `program`. If `run_as` cannot start it where it is, the path of a copy in the cache.
+    """The path of `program` or, if `run_as` cannot start it where it is, the path of a copy in the cache.
 
     Args:
         program: an executable, either one of the files in `tree` or a file below one of its directories
@@ -65,7 +65,9 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
 
 
 def _fingerprint(program: Path) -> str:
-    """A text that changes when the program is replaced. So the copy of an older program is not used for a newer one."""
+    """A text that changes when the program is replaced, so that the copy of an older program is not used for a newer
+    one.
+    """
     status = program.stat()
     return hashlib.sha256(f"{program.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 
@@ -84,7 +86,7 @@ def _copy(tree: Sequence[Path], target: Path) -> None:
         try:
             unfinished_copy.rename(target)
         except OSError:
-            if not target.exists():  # else another process has made the same copy meanwhile
+            if not target.exists():  # if it exists, another process has made the same copy meanwhile
                 raise
 
 

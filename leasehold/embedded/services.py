@@ -15,7 +15,7 @@ from leasehold.embedded.process import EmbeddedError, event_of_stop_signals
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
-#: The seconds that a command has to end after SIGTERM, and then after SIGKILL.
+#: A command must end within this many seconds after SIGTERM, or else after SIGKILL.
 STOP_SECONDS = 10.0
 
 
@@ -66,7 +66,8 @@ async def serve(options: argparse.Namespace) -> int:
 
 async def run_command(command: list[str], environment: dict[str, str], stop_event: asyncio.Event) -> int:
     """Run a command to its end. Returns its exit code, or 128 + N if signal N ended it. After `stop_event` the command
-    gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS. Raises EmbeddedError if it cannot be started.
+    gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS. Raises EmbeddedError if the command cannot be started
+    or cannot be ended.
     """
     try:
         process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)

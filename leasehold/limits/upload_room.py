@@ -1,8 +1,8 @@
-"""Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
+"""Remembers in each API process, for a moment, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, and the tenant's other uploads must wait for this lock. Far from the tenant's bound, an
-estimate is enough. There the process counts without a lock, remembers the count for a moment, and adds each new upload
-to it.
+An exact count needs a lock, and the tenant's other uploads must wait for this lock. While a tenant is far from its
+bound, an estimate is enough. In that case the process counts without a lock, remembers the count for a moment, and adds
+each new upload to the count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRESH_SECONDS = 1.0
 #: see what other processes admit. So within FRESH_SECONDS each process, apart from the first, may admit this share in
 #: addition to the bound.
 _FAR_SHARE = 0.25
-#: The most tenants that a process remembers.
+#: A process remembers the counts of at most this many tenants.
 _MAX_TENANTS = 10_000
 
 _COUNT = """
@@ -67,8 +67,9 @@ class UploadRoom:
         return True
 
     def add_exactly(self, tenant_id: str, used_bytes: int, size: int) -> None:
-        """Add an upload of `size` bytes that was admitted by an exact count of `used_bytes`. Otherwise `reserve` would
-        not know of this upload, and would give its room to other uploads.
+        """Add an upload of `size` bytes to the remembered count. The upload was admitted by an exact count of
+        `used_bytes`. Without this call, `reserve` would not know of the upload, and would give its room to other
+        uploads.
         """
         cached = self._fresh_count(tenant_id)
         if cached is None:

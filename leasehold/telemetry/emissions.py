@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-#: The escape of a NUL character in JSON: `\u0000`. If an odd number of backslashes stands before it, the last of them
-#: escapes the backslash of `\u0000`. Then the text is no NUL.
+#: The escape of a NUL character in JSON: `\u0000`. If an odd number of backslashes stands before `\u0000`, the last of
+#: these backslashes escapes the backslash of `\u0000`, and the text is no NUL.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -32,8 +32,8 @@ def encoded_chunk(chunk: Any) -> bytes:
 class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
-    `on_first`: called when a chunk arrives and all chunks before it have been taken (`take`). After `max_chunks` or
-    `max_bytes` the stream is cut: its last chunk is `_CUT`, and later chunks are dropped.
+    `on_first`: called when a chunk arrives and all earlier chunks have been taken (`take`). The stream is cut at the
+    first chunk beyond `max_chunks` or `max_bytes`: `_CUT` replaces this chunk, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")
@@ -49,11 +49,13 @@ class Emissions:
         self.on_first = on_first
 
     def resume(self, chunks: int, size: int) -> None:
-        """Count chunks that the attempt has emitted before. `chunks`: their number; `size`: their bytes."""
+        """Count the chunks of the attempt that are stored already. `chunks`: their number; `size`: their bytes."""
         self._written, self._bytes = chunks, size
 
     def emit(self, chunk: Any) -> bool:
-        """Add a chunk. Returns False if the stream has no room for it or is closed. Raises as `encoded_chunk` does."""
+        """Add a chunk. Returns False if the stream has no room for it or is closed. Raises the errors of
+        `encoded_chunk`.
+        """
         return self._add(encoded_chunk(chunk))
 
     def _add(self, encoded: bytes) -> bool:
@@ -71,8 +73,8 @@ class Emissions:
         return fits
 
     def take(self) -> tuple[int, list[bytes]]:
-        """Returns (number, chunks): the chunks that came since the last call, each as JSON, and the number of the first
-        of them. The attempt's first chunk has number 1.
+        """Take the chunks that came since the last call. Returns (number, chunks): the number of the first of these
+        chunks, and the chunks, each as JSON. The attempt's first chunk has number 1.
         """
         with self._lock:
             chunks, self._chunks = self._chunks, []

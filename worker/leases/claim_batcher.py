@@ -1,5 +1,5 @@
-"""Claims the tasks that hints (messages that a task is due) announce, for the claimer. Hints that arrive during one
-round trip share the next round trip.
+"""Claims the tasks that hints (messages that a task is due) announce, for the claimer. The tasks of all hints that
+arrive during one round trip are claimed together in the next round trip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 
 #: Seconds between two checks whether the heartbeat has confirmed the ownership of a task.
 _UNCONFIRMED_SECONDS = 0.02
-#: The seconds that a claim waits while the database is away. There is no limit. If a claim gave up, the worker would
+#: How many seconds a claim waits while the database is away. There is no limit. If a claim gave up, the worker would
 #: acknowledge the hint, and the task would wait until a poll finds it.
 _PATIENCE = float("inf")
 
@@ -41,7 +41,7 @@ class _Held(Enum):
 
 
 class ClaimBatcher:
-    """All slot pools of the worker await `claim`. All claims use one connection."""
+    """Claims tasks for all slot pools of the worker, which await `claim`. All claims use one connection."""
 
     def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, at_most: int) -> None:
         self._terms = terms
@@ -57,11 +57,11 @@ class ClaimBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
-        """Claim the task. None: there is nothing to run for this hint, and the caller acknowledges it. The task is then
-        finished, not due, unknown, of a paused queue, leased by a living worker, held by this worker, or lost by too
-        many workers. Or its job is being cancelled, and the task is no workflow.
+        """Claim the task. None: there is nothing to run for this hint, and the caller acknowledges it. In this case the
+        task is finished, not due, unknown, of a paused queue, leased by a living worker, held by this worker, or lost
+        by too many workers. Or its job is being cancelled, and the task is no workflow.
 
-        Waits while this worker seems to hold the task but its ownership is unconfirmed. If this method returned None
+        Waits while this worker seems to hold the task but the ownership is unconfirmed. If this method returned None
         instead, the caller would acknowledge the hint. But the lease may be lost, or the task may have just been
         settled and be due again. In both cases this hint may be the last one.
         """
@@ -73,7 +73,7 @@ class ClaimBatcher:
                 return answer
 
     async def _holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker holds the task. Waits until that is certain."""
+        """Whether this worker holds the task. Waits until the answer is certain."""
         while self._heartbeat.holds(task_id):
             if self._heartbeat.ownership_confirmed(task_id):
                 return True
@@ -92,13 +92,14 @@ class ClaimBatcher:
         by_task: dict[UUID, Claimed] = {}
         if ids_to_claim:
             began = perf_counter()
-            # `reclaim`: the earlier try may have taken leases, and its answer was lost. The repetition takes these
-            # leases again.
+            # `reclaim`: if this is a repetition, the answer of the earlier try was lost, but that try may have taken
+            # leases. The repetition takes these leases again.
             try:
                 claimed_tasks = await claims.claim(connection, self._terms, [*ids_to_claim], [*dead], reclaim=repeated)
             except asyncio.CancelledError:
-                # The worker closes. Cancel the statement in PostgreSQL, too: it may wait for a lock. If it went on, it
-                # could give a task to this worker after the worker has released its tasks and deleted its row.
+                # The worker closes. Cancel the statement in PostgreSQL, too, because it may wait for a lock. If the
+                # statement went on, it could give a task to this worker after the worker has released its tasks and
+                # deleted its row.
                 await end_timed_out(connection)
                 raise
             metrics.observe_duration("claim", began)

@@ -1,5 +1,5 @@
 """The records that a workflow's worker writes to the journal. A `Call` is a call that the workflow has made on its
-context (`ctx.run`, `ctx.sleep`, ...) since the last write, or an earlier call that has its result since then.
+context (`ctx.run`, `ctx.sleep`, ...) since the last write, or an earlier call that has got its result since then.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from leasehold.domain.lease import Lease
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number` are its place.
-    `branch`: which of the coroutines that run at the same time makes the call. `number` counts the calls of that
-    coroutine.
+    """A row of the journal: a new row, or an open row that gets its result. `branch` and `number` are the row's place.
+    `branch`: the name of the coroutine that makes the call, because a workflow may run several coroutines at the same
+    time. `number` counts the calls of that coroutine.
 
     `kind`: run (starts a step of this run) | start (starts another run) | result (waits for a started run) | sleep |
-    signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a place where its
-    code was changed). `ctx.run` of a limited task has two rows: a start, and a result at the place below the start.
-    `name`: the name of what the call starts or awaits.
+    signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a point where its
+    code was changed). `ctx.run` of a task with a concurrency limit has two rows: a start and, at the place below it, a
+    result. `name`: the name of the task, signal, function or patch that the call is about.
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.
@@ -46,7 +46,7 @@ class Call:
     argument: Any = None
 
     def record(self) -> dict[str, Any]:
-        """The call as JSON, without the fields that are None, because a gather writes thousands of calls."""
+        """The call as JSON. Fields that are None are left out, because a gather may write thousands of calls."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
@@ -55,9 +55,9 @@ _FIELDS = tuple(Call.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The outcome of a Recording. `committed`: the calls are written. `cancelling`: the run is being cancelled.
-    Nothing is written in two cases: the lease is lost; or the run is being cancelled, and the workflow has not seen the
-    cancel yet.
+    """The outcome of a Recording. `committed`: the calls are written. `cancelling`: the run is being cancelled. Nothing
+    is written if the lease is lost. Nothing is written either if the run is being cancelled and the workflow has not
+    seen the cancel yet.
     """
 
     committed: bool
@@ -76,7 +76,7 @@ class Recording:
 
 
 def calls_column(calls_by_lease: list[tuple[Call, ...]]) -> list[dict[str, Any]]:
-    """The parameter $4 of the statements that write to the journal. Each element is a mapping, because PostgreSQL would
-    read a list of lists as an array of two dimensions.
+    """The parameter $4 of the statements that write to the journal: for each lease, its calls. Each element is a
+    mapping, because PostgreSQL would read a list of lists as an array of two dimensions.
     """
     return [{"of": [call.record() for call in calls]} for calls in calls_by_lease]

@@ -1,5 +1,5 @@
 """Makes the inputs with which both toolchains (our own, and the vendor Kneron's) calibrate a model and compare its
-versions. The inputs come from the client's reference images. If there are no images, they are random numbers.
+versions. The inputs come from the client's reference images. If there are no images, the inputs are random numbers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED_SAMPLES = 16
-#: At most this many bytes of samples stay in memory. For an input of 3 x 640 x 640, the samples of 100 images fit. Each
-#: pass makes all further samples again.
+#: At most this many bytes of samples stay in memory. (For an input of 3 x 640 x 640, the samples of 100 images fit.)
+#: Each pass over the samples makes all others again.
 _KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
 
 
 class Samples:
-    """Values for the model's inputs, one sample after the other, because all samples together may need more memory than
-    a step has. The first `_KEPT_BYTES` of samples stay in memory. Each pass makes the remaining samples again.
+    """Yields samples (values for the model's inputs) one after the other, because all samples together may need more
+    memory than a step has. The first `_KEPT_BYTES` of samples stay in memory. Each pass makes the remaining samples
+    again.
 
     `origin`: "reference images" or "generated".
     """
@@ -46,7 +47,7 @@ class Samples:
         for sample in make(0):
             self._count += 1
             room -= sum(values.nbytes for values in sample.values())
-            if room >= 0:  # all samples have the same size, so after the first that does not fit no other fits
+            if room >= 0:  # all samples have the same size, so if one does not fit, no later one fits
                 self._kept.append(sample)
 
     def __len__(self) -> int:
@@ -61,8 +62,8 @@ class Samples:
 def samples(
     archive: Path, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
 ) -> Samples:
-    """The samples of the client's reference images. If there are no images, random samples. `model_inputs`: the model's
-    inputs, as `shapes.specification` returns them.
+    """The samples that are made of the client's reference images or, without images, of random numbers. `model_inputs`:
+    the model's inputs, as `shapes.specification` returns them.
 
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.

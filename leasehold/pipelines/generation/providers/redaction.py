@@ -14,7 +14,7 @@ from leasehold.pipelines.generation.wrapped import Wrapped
 
 #: A URL with a query or a fragment. Group 1 is the URL without them.
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
-#: Shorter parts of a credential are not hidden, because they also occur in harmless text.
+#: Parts of a credential with fewer characters are not hidden, because they also occur in harmless text.
 _MIN_PART_CHARACTERS = 4
 #: A message is cut to this length, because the time of the search for URLs may grow with the square of the length.
 _MAX_CHARACTERS = 2000
@@ -41,8 +41,8 @@ def _redacted_request(credential: str) -> Iterator[None]:
 
 
 def redacted(text: str, credential: str) -> str:
-    """The text without the credential, without the two halves of an `access key:secret key`, and without the queries of
-    URLs.
+    """The text without the credential, and without the queries of URLs. If the credential has the form `access
+    key:secret key`, each of the two halves is removed, too.
     """
     parts = {part for part in credential.split(":") if len(part) >= _MIN_PART_CHARACTERS} | {credential}
     for part in sorted(parts - {""}, key=len, reverse=True):
