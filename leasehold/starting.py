@@ -18,13 +18,13 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 from leasehold.urls import check_urls
 
-#: The name of the setting in the text of a SettingsError, which has no field for it.
+#: Finds the name of the setting in the text of a SettingsError, because this error has no attribute for the name.
 _SETTING = re.compile(r'field "(\w+)"')
 _ADVICE = "; `leasehold settings` lists all variables"
 
 
 def read_settings(env_file: str | None = ".env") -> Settings:
-    """The settings of the environment, and of `env_file`. Raises BadSetting, also for a wrong URL."""
+    """The settings of the environment and of `env_file`. Raises BadSetting for a wrong variable or URL."""
     settings = parse_settings(env_file)
     check_urls(settings)
     return settings

@@ -36,9 +36,9 @@ async def record(
 ) -> None:
     """Add a row for the caller's act to the audit. Call this in the transaction of the act.
 
-    `action`: such as `key.create`; the word before the dot is the kind of the target. `target`: the id of the object on
-    which the caller acted. `tenant_id`: the tenant whose audit gets the row; None: the caller's tenant. `details`:
-    stored with the row.
+    `action`: a text such as `key.create`. The word before the dot is the kind of the target. `target`: the id of the
+    object on which the caller acted. `tenant_id`: the tenant whose audit gets the row; None: the caller's tenant.
+    `details`: stored with the row.
     """
     kind = action.partition(".")[0]
     await audit_rows.record(
@@ -63,7 +63,7 @@ class AuditedRequire(Require):
         except Unauthenticated as error:
             log_access(_event_of(error, credentials), request)
             raise
-        except Forbidden:  # `admit` has added the client to the log context, so the line names the client
+        except Forbidden:  # `Require.admit` has put the client into the log context, so the line names it
             log_access("auth.forbidden", request, scope=self.scope)
             raise
         log_access("auth.success", request, caller)

@@ -1,8 +1,9 @@
 """Makes a form act only once, however often a person presses its button.
 
-Without JavaScript nothing disables the button, so at a second press the browser sends the form again, and shows only
-the second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the
-first press. If the API has not answered the first press yet, the second press waits for that answer (`ConsoleRoute`).
+Without JavaScript nothing disables the button after the first press. So at a second press the browser sends the form
+again, and shows only the second answer. So a form with a field `once` acts at the first press only, and the second
+press gets the answer to the first press. If the API has not answered the first press yet, the second press waits for
+that answer (`ConsoleRoute`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from leasehold.domain.sentences import counted
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The answer to a form: the page that the browser opens, and the sentence that this page shows (see `go_to`).
-    `good`: whether the act succeeded. `has_acted`: whether the form changed anything. If not, a second press tries
-    again.
+    `good`: whether the act succeeded. `has_acted`: whether the form changed anything. If it changed nothing, a second
+    press tries again.
     """
 
     path: str
@@ -64,8 +65,8 @@ def token_of_shown(shown: object) -> str:
 
 
 def press_of(request: Request, form: Form) -> str | None:
-    """A name for this press of the button. Two presses have the same name only if the same session sends the same
-    fields to the same path. Then the second press counts as a repetition. None: the form has no field `once`.
+    """A name for this press of the button. If the same session sends the same fields to the same path again, the press
+    has the same name, and counts as a repetition. None: the form has no field `once`.
     """
     if not form.get("once"):
         return None

@@ -57,7 +57,8 @@ SETTINGS = {
 }  # fmt: skip
 #: Settings of the serializer, with the values that are accepted.
 _JSON_SETTINGS = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
-#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour. Without a letter: per second.
+#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour. A rate without a letter is per
+#: second.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/([smh]))?")
 
 
@@ -93,7 +94,7 @@ class CeleryOptions:
 
     @property
     def times(self) -> int:
-        """How often a run may be tried again. With `max_retries=None`: as often as Leasehold allows (MAX_TIMES)."""
+        """How often a run may be tried again. With `max_retries=None`, as often as Leasehold allows (MAX_TIMES)."""
         return MAX_TIMES if self.max_retries is None else self.max_retries
 
 
@@ -122,8 +123,8 @@ def options_of(given_options: Mapping[str, Any]) -> CeleryOptions:
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """The Limit for a `rate_limit`. None: there is no limit, because the rate is None or 0. Celery applies a rate to
-    each worker; Leasehold applies it to the whole installation.
+    """The Limit for a `rate_limit`. Returns None if the rate is None or 0, which means no limit. Celery applies a rate
+    to each worker, but Leasehold applies it to the whole installation.
     """
     if rate is None:
         return None

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from leasehold.app.task import Task
 
-#: Celery's priorities are 0 to 9. Here priorities from _HIGH_FROM on are `high`, priorities below _LOW_BELOW are `low`,
-#: and all others are `normal`.
+#: Celery's priorities are 0 to 9. Here a priority of at least _HIGH_FROM is `high`, a priority below _LOW_BELOW is
+#: `low`, and any other is `normal`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
 #: Options of apply_async that a signature may have in Celery. Here a signature refuses them.
 _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
@@ -47,9 +47,9 @@ _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
-    calls the function directly, and the request has no id. `id`: the id that AsyncResult takes. It is the `task_id`
-    that the program gave, or else the id of the run. Each call of a chain, group or chord has an id of its own, because
-    all calls are steps of one run. A retry keeps the id.
+    calls the function directly, and the request has no id. `id`: the id with which AsyncResult finds the call. It is
+    the `task_id` that the program gave, or else the id of the run. Each call of a chain, group or chord has an id of
+    its own, because all these calls are steps of one run. A retry keeps the id.
     """
 
     _IN_CELERY, _LACKS = "Context", OF_REQUEST
@@ -62,7 +62,8 @@ class Request(Lacking):
         task_id: str | None = None,
     ) -> None:
         self.id = task_id if task_id is not None or attempt is None else _id_of(attempt)
-        # Only attempts that ended with an error count. An attempt whose worker was lost must not use up `max_retries`.
+        # Only attempts that ended with an error count, because an attempt whose worker was lost must not use up
+        # `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
         self.args = list(args)
@@ -107,7 +108,7 @@ class CeleryTask(Lacking):
 
     @property
     def queue(self) -> str:
-        """The queue that the task is declared with; without one, the app's default queue."""
+        """The queue that the task's declaration names, or else the app's default queue."""
         return self.options.queue or self.app.default_queue
 
     # --- submitting
@@ -129,10 +130,10 @@ class CeleryTask(Lacking):
         task_id: str | None = None,
         **other_options: Any,
     ) -> AsyncResult:
-        """Submit a run. `countdown`: seconds until it starts; `eta`: the time at which it starts, in place of
-        `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent.
-        `task_id`: a text of 1 to 64 characters. If the task has a run with the same `task_id` already, no second run
-        starts, and the AsyncResult is that of the first run.
+        """Submit a run. `countdown`: the run starts after this many seconds. `eta`: the run starts at this time, in
+        place of `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most
+        urgent. `task_id`: a text of 1 to 64 characters. If the task has a run with the same `task_id` already, no
+        second run starts, and the AsyncResult is that of the first run.
 
         Raises TypeError for arguments that the function does not take, NotSupported for options, Invalid `invalid_id`
         for a `task_id` that is not allowed, and Conflict for the `task_id` of another task's run.
@@ -224,8 +225,8 @@ class CeleryTask(Lacking):
         except (Retry, *OVERTAKEN):
             raise  # a Retry comes from `self.retry`, which has checked the limit
         except StepError as error:
-            # Two kinds of Retryable end the run: the `exc` that `self.retry` raised after the last retry, and one that
-            # the function itself raised after `max_retries` retries.
+            # A Retryable ends the run in two cases: if it is the `exc` that `self.retry` raised after the last retry,
+            # or if the function itself raised it after `max_retries` retries.
             if isinstance(error, Retryable) and (
                 error is bound_self.last_error or request.retries >= self.options.times
             ):
@@ -270,8 +271,8 @@ class CeleryTask(Lacking):
     def retry_rule(self) -> RetryRule:
         """The platform's rule of retries. A task without `bind=True` is tried again `max_retries` times. For a bound
         task (with `bind=True`) the rule allows MAX_TIMES retries, because `self.retry` may allow more than
-        `max_retries`. For such a task `is_last` and `self.retry` apply the limit. The error Retry sets the delay of
-        each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
+        `max_retries`. For a bound task, `is_last` and `self.retry` apply the task's own limit. The error Retry sets the
+        delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
@@ -304,9 +305,9 @@ class _BoundSelf:
         throw: bool = True,
         **other_options: Any,
     ) -> NoReturn:
-        """Raises Retry, so that the run is tried again. After the last retry, raises `exc` instead; without `exc`,
-        MaxRetriesExceededError. If the program calls the function directly, the function cannot be tried again. Then
-        this raises `exc`; without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
+        """Raises Retry, so that the run is tried again. After the last retry, this raises `exc` instead or, without
+        `exc`, MaxRetriesExceededError. If the program has called the function directly, the run cannot be tried again:
+        this raises `exc` or, without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
 
         Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """
@@ -339,7 +340,8 @@ def _of_groups() -> Iterator[None]:
         raise error from None
 
 
-# A call of a chain, group or chord (`is_part`) has the id of its task, because all calls have the same run.
+# The id of a call of a chain, group or chord (`is_part`) is the id of its task (a row), because all these calls have
+# the same run.
 def _id_of(attempt: Current) -> str:
     task_id: UUID = attempt.attempt.task_id
     return str(task_id if attempt.attempt.is_part else attempt.run_id)

@@ -1,6 +1,5 @@
 """Declares the tables of workflows: the journal, and the signals that clients send. The journal has the calls of each
-workflow, and a worker resumes the workflow from them.
-tables.py declares the tables of jobs and tasks.
+workflow, and by these calls a worker resumes the workflow. tables.py declares the tables of jobs and tasks.
 
 A change here needs a migration.
 """
@@ -42,14 +41,15 @@ journal = Table(
     # signal: waits for a signal; call: has the result of a plain function; patch: has the path (old or new) that the
     # workflow takes through changed code
     Column("kind", Text, nullable=False),
-    # The name of what the call is about: a task, a signal, a function or a patch. A name with a `#` (`charge#1`) and
-    # the kind `start` or `result`: a `ctx.run` of a limited task, whose work another job does.
+    # The name of what the call is about: a task, a signal, a function or a patch. If the kind is `start` or `result`
+    # and the name has a `#` (`charge#1`), the row belongs to a `ctx.run` of a task with a concurrency limit. Another
+    # job does the work of such a call.
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
     Column("child_id", Uuid),  # kind `run`: a task of this job; kinds `start` and `result`: another job
-    # Kinds `sleep` and `signal`: when the wait ends by itself. Kind `result`: when the other job ended; written when
-    # the platform wakes the workflow because of this end. (A job that is retried may end again.)
+    # Kinds `sleep` and `signal`: when the wait ends by itself. Kind `result`: when the other job ended. The platform
+    # writes this when it wakes the workflow because of that end. (A job that is retried may end again.)
     Column("due_at", _INSTANT),
     Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
     Column("at", _INSTANT, nullable=False, server_default=_NOW),
@@ -61,12 +61,12 @@ journal = Table(
     CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out', 'cancelled')", name="state_known"),
     # Finds the calls with which workflows started another job (`child_id`), or wait for its end.
     Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
-    # Finds the waits of a workflow for signals, because an arriving signal ends a wait for its name.
+    # Finds the waits of a workflow for signals. A signal that arrives ends a wait for its name.
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 
-#: Signals (payloads that clients send to a run) that the workflow has not consumed. When it consumes a signal, the
-#: payload moves to the journal.
+#: Signals (payloads that clients send to a run) that the run's workflow has not consumed. When the workflow consumes a
+#: signal, the payload moves to the journal.
 signal = Table(
     "signal",
     metadata,

@@ -26,9 +26,9 @@ def params_of_json(model: type[Model], params: Mapping[str, Any]) -> Model:
 
 
 def json_of_params(model: type[BaseModel], params: BaseModel) -> dict[str, Any]:
-    """The parameters as JSON that a worker can read by `params_of_json(model, ...)`. This function checks that a worker
-    can read it, for two reasons. A model may write JSON that it does not read. And pydantic does not check fields that
-    are assigned later.
+    """The parameters as JSON that a worker can read by `params_of_json(model, ...)`. This function checks that the
+    model reads the JSON, for two reasons. Some models write JSON that they themselves refuse to read. And pydantic does
+    not check fields that a program assigns later.
 
     Raises ValidationError if the model refuses its own JSON, and NotStorable if JSON or PostgreSQL cannot hold a value.
     Raises PydanticSerializationError and ValueError if the parameters have no JSON form.

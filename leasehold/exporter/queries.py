@@ -13,16 +13,17 @@ from leasehold.schedules.firing import DUTY as SCHEDULES
 from leasehold.schedules.firing import IS_CATCHING_UP, MAY_BE_SERVED
 from leasehold.transitions.sweeps import IS_FORGETTABLE
 
-#: The most lines (see QUEUES) that one round reads.
+#: One round of the exporter reads at most this many lines (see QUEUES).
 MAX_LINES = 2000
-#: The most leases that one round reads. It is higher than the cap of a count, because the index does not show which
-#: leases have expired. So LEASES must read all leases, up to this number.
+#: One round of the exporter reads at most this many leases. The number is higher than the cap of a count, because the
+#: index does not show which leases have expired, so LEASES must read all leases up to this number.
 MAX_LEASES = 100_000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The cap is divided among the lines of a queue: each line counts up to `share.max_tasks`. `waiting_tasks`: the
-# counts of tasks by queue. `serving_workers`: the number of workers by queue. A queue that workers serve has a row even
-# if it has no tasks. $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
+# scan. The cap is divided among the lines of a queue: in each line, the statement counts up to `share.max_tasks`.
+# `waiting_tasks`: the counts of tasks by queue. `serving_workers`: the number of workers by queue. A queue that workers
+# serve has a row even if it has no tasks. $1: the cap. $2: a worker without a heartbeat for this many seconds is
+# silent, and does not count. $3: the statement reads at most this many lines.
 QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE {lines_of_all_queues("$3")}, share AS (
@@ -63,7 +64,7 @@ FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
 # Reads the partial index of running tasks, the oldest tasks first. The index does not contain `lease_until`, so expired
-# leases may be anywhere in it. $1 the cap, $2 the most leases that are read.
+# leases may be anywhere in it. $1: the cap. $2: the statement reads at most this many leases.
 LEASES = """
 -- exporter_leases
 SELECT lease.queue, least(count(*), $1)::int AS running,
@@ -75,20 +76,21 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason in two cases. First:
-# the last tick was refused, for example because of a limit of the tenant or a broken template. Then only the tenant can
-# help. The listed codes are the exceptions, because the platform may be the reason for them: an error of the platform,
-# a machine that is too busy to check a payload, and an error of the object store. Second: `last_error` is about the due
-# tick itself, and no worker may have the code of the template now.
+# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason in two cases. First,
+# `last_error` is about the due tick itself, and no worker has, or may have, the code of the template now. Second, the
+# due tick was refused and the schedule is in quarantine, for example because of a limit of the tenant or a broken
+# template. Then only the tenant can help. The listed codes are the exceptions to the second case, because the platform
+# may be their reason: an error of the platform, a machine that is too busy to check a payload, and an error of the
+# object store.
 _IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) OR {MAY_BE_SERVED})
                  AND NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
                        AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""
 
-# A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed; a row of `outbox_batch`
-# is several. A dead letter is a failed task. Exception: if a workflow started the task (`contained`), the workflow
-# handles the failure. $1 the cap.
+# A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed, and a row of
+# `outbox_batch` has several such hints. A dead letter is a failed task that no workflow started. (If a workflow started
+# the task, `contained` is true, and the workflow handles the failure.) $1: the cap.
 BACKLOG = f"""
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)
@@ -106,13 +108,13 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 """
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.
-# The answer counts them by the kind of the limit (`limit`). This is the first word of the limit's key, because the rest
-# of the key has names that a tenant chose. A job that waits at limits of two kinds counts for both kinds. Before
-# `ready_at` a job waits for its time, and not for the limit. A line is the waiting jobs of one limit (`tenant_id`,
-# `key`), `owner` and `priority`. `tenant_id`: the tenant that has the limit. `owner`: the tenant of the job, because
-# several tenants may use the same limit. `tenant` and `found` find the lines by a loose index scan. The cap is divided
-# among the lines, and also bounds the number of lines: the statement takes the first line of each tenant_id, then the
-# second line of each, and so on. $1 the cap.
+# The answer counts the jobs by the kind of the limit (`limit`), which is the first word of the limit's key. The rest of
+# the key is left out, because it has names that a tenant chose. A job that waits at limits of two kinds counts for both
+# kinds. Before `ready_at` a job waits for its time and not for the limit, so it does not count. A line is the waiting
+# jobs of one limit (`tenant_id`, `key`), `owner` and `priority`. `tenant_id`: the tenant that has the limit. `owner`:
+# the tenant of the job, because several tenants may use the same limit. `tenant` and `found` find the lines by a loose
+# index scan. The cap is divided among the lines, and also bounds the number of lines: the statement takes the first
+# line of each `tenant_id`, then the second line of each, and so on. $1: the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -154,7 +156,7 @@ GROUP BY 1
 # The tasks that wait for a worker with their code, by queue. A worker without the code snoozes such a task, and records
 # it in `unknown_task`. So the task is not due, and QUEUES counts it as `later`. The record is void after the task's
 # next claim, because a claim raises the epoch. The answer has at most 100 queues. The queues with the most such tasks
-# come first. A queue that workers serve may have a row even if it has no such task. $1 the cap.
+# come first. A queue that workers serve may have a row even if it has no such task. $1: the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n
@@ -166,7 +168,7 @@ FULL JOIN (
 GROUP BY queue ORDER BY n DESC, queue LIMIT 100
 """
 
-# $1 seconds without a heartbeat after which a worker is silent.
+# $1: a worker without a heartbeat for this many seconds is silent.
 WORKERS = """
 -- exporter_workers
 SELECT count(*) FILTER (WHERE has_heartbeat AND NOT draining)::int AS serving,
@@ -181,8 +183,8 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# Of the jobs that retention may delete now: how long ago the first of them expired. The statement reads at most $1
-# expired jobs, because many expired jobs may have to stay. $1 the cap.
+# Finds the first job to expire among the jobs that retention may delete now, and says how many seconds ago it expired.
+# Many expired jobs may have to stay, so the statement reads at most $1 expired jobs (the cap).
 RETENTION = f"""
 -- exporter_retention
 SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
@@ -191,7 +193,7 @@ SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
 """
 
 # The numbers of rows are PostgreSQL's estimates; the sizes come from the file system. Events have one table for each
-# day. The answer has one row for all these tables together.
+# day. The answer has one row for all tables of events together.
 TABLES = r"""
 -- exporter_tables
 SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
@@ -212,11 +214,11 @@ GROUP BY 1
 
 # The oldest snapshot that keeps vacuum from deleting rows in the tables of this database. It may belong to a
 # transaction, a prepared transaction, a standby with hot_standby_feedback, or the replication slot of such a standby. A
-# transaction's own id counts as well as its snapshot, because it keeps the id between two statements. A slot's
-# `catalog_xmin` does not count, because it keeps only rows of the system catalogs. Autovacuum's own workers, which have
-# no `usesysid`, do not count. `age`: how many transactions began since the oldest snapshot. `oldest`: the greatest age
-# in seconds, among the snapshots for which PostgreSQL tells this role a time. `next_xid`: the next transaction's id,
-# with 64 bits.
+# transaction's own id also counts, because a transaction keeps its id between two statements, but not always its
+# snapshot. A slot's `catalog_xmin` does not count, because it keeps only rows of the system catalogs. Autovacuum's own
+# workers, which have no `usesysid`, do not count. `age`: how many transactions began since the oldest snapshot.
+# `oldest`: the greatest age in seconds, among the snapshots for which PostgreSQL tells this role a time. `next_xid`:
+# the next transaction's id, with 64 bits.
 SNAPSHOTS = """
 -- exporter_snapshots
 SELECT coalesce(max(held.age), 0)::bigint AS age, coalesce(max(held.seconds), 0)::float8 AS oldest,

@@ -43,7 +43,7 @@ class TenantRules:
 
 
 #: The key of a limit for one value of the payload ends with `=` and the value's digest (`payload:T:/pointer=3f2a...`).
-#: `_SUFFIX_LENGTH` is the length of this end.
+#: This ending has _SUFFIX_LENGTH characters.
 _SUFFIX_LENGTH = 1 + LENGTH
 
 _TENANT_RULES = """
@@ -79,8 +79,8 @@ def applicable_limits(
 ) -> list[ConcurrencyLimit]:
     """The pipeline's own limits, and the declared limits among `rows` that apply to its job with these parameters.
 
-    A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. A limit of the last form
-    counts the jobs of each value at the pointer separately.
+    A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. In these forms, Q is a
+    queue and T a template. A limit of the last form counts the jobs separately for each value at the pointer.
     """
     own_limits = [_pipeline_limit(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
@@ -88,8 +88,8 @@ def applicable_limits(
     plain_keys = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     payload_prefix = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    # EVERYBODY's rows come first. So if the tenant has a row of its own with the key `tenant`, it replaces EVERYBODY's
-    # row in `by_name`.
+    # EVERYBODY's rows come first. So if the tenant has a row of its own with the key `tenant`, this row replaces
+    # EVERYBODY's row in `by_name`.
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(payload_prefix):
@@ -121,7 +121,7 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
 async def declare(
     connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit
 ) -> list[ConcurrencyLimitName]:
-    """Declare a limit, or change its bounds. The limit applies to jobs that are submitted from now on. The new bounds
+    """Declare a limit, or change its bounds. A new limit applies to jobs that are submitted from now on. Changed bounds
     also apply immediately to jobs that wait at the limit already. Returns the limits that may have room now.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
@@ -150,8 +150,9 @@ async def _lock_changes(connection: Connection) -> None:
 
 # A follower is a row that nobody declared. It has the bounds of a declared limit, and counts the jobs of one tenant, or
 # of one value of the payload. Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`.
-# Jobs wait at the followers, and not at the declared limit. The follower's key for a value is the declared key and
-# `=DIGEST`. The statement cuts off a fixed length, because a declared key may contain `=`, too.
+# Jobs wait at the followers, and not at the declared limit. The follower's key for a value of the payload is the
+# declared key and `=DIGEST`. To find the declared key, the statement cuts off a fixed length, because the declared key
+# itself may contain `=`.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
@@ -197,9 +198,9 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     raise Invalid("limit_without_effect", missing)
 
 
-# If a tenant's own limit `tenant` is withdrawn, its row stays, because jobs may wait there. The row gets the bounds of
-# EVERYBODY's limit `tenant`. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no rows gives
-# NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
+# If a tenant's own limit `tenant` is withdrawn, its row stays, because jobs may wait at the limit. The row gets the
+# bounds of EVERYBODY's limit `tenant`. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no
+# rows gives NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute
@@ -212,8 +213,8 @@ RETURNING true
 
 
 async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[ConcurrencyLimitName]:
-    """Withdraw a declared limit, also for jobs that wait at it. Returns the limits that may have room now. The list is
-    empty if there is no such limit.
+    """Withdraw a declared limit. It does not hold back jobs any more, even those that wait at it already. Returns the
+    limits that may have room now; if there is no such limit, an empty list.
     """
     async with connection.transaction():
         await _lock_changes(connection)

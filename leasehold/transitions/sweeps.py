@@ -1,10 +1,11 @@
 """The transitions of the sweeper (a loop of one elected worker). They end overdue leases, jobs past their deadline and
 overdue cancels, and delete old rows.
 
-Statements that find their rows by the due time compare it with `statement_timestamp()`, because PostgreSQL can then
-search an index. With `clock_timestamp()` PostgreSQL would also read all rows that are not due. Statements that find
-their rows in another way compare with `clock_timestamp()`, the later time. Each statement handles a small batch, passes
-over locked rows, and is safe to run anywhere at any time. Only one worker runs them, because once is enough.
+A statement that finds its rows by the time at which they are due compares that time with `statement_timestamp()`,
+because PostgreSQL can then search an index. With `clock_timestamp()` PostgreSQL would also read all rows that are not
+due. Statements that find their rows in another way compare with `clock_timestamp()`, the later time. Each statement
+handles a small batch, passes over locked rows, and is safe to run in any worker at any time. Only one worker runs the
+statements, because that is enough.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ RETENTION = counted("retention")
 _WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
-# its snapshot would be older than the lock. The statement would then miss a step that another transaction commits in
-# between, and the new step would stay open in a job that has ended.
+# its snapshot would be older than its locks. The statement would then miss a step that another transaction commits
+# between snapshot and lock, and this step would stay open in a job that has ended.
 # In the first statement, only the jobs that it locks count against LIMIT. So jobs that other transactions have locked
 # keep no other job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
@@ -113,8 +114,8 @@ async def expire_leases(
     Returns how many leases ended, the hints of the tasks that may run again, and the jobs that failed.
     """
 
-    # `run_units` calls `take(None)`, and then `end` with the locked jobs. If `end` fails, it calls both again for each
-    # of these jobs by itself.
+    # `run_units` calls `take(None)`, and then `end` with the locked jobs. If `end` fails, `run_units` calls `take` and
+    # `end` again for each of these jobs separately.
     async def take(only_job: object | None) -> list[UUID]:
         rows = await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only_job)
         return sorted({row["id"] for row in rows})  # a job may have lost several tasks
@@ -127,7 +128,7 @@ async def expire_leases(
         if row["is_dead_letter"]:
             count_dead_letter(row["pipeline"], declared_step(row["step"], row["handler"]), _WORKER_LOST)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    # A row without a status has only the hint of a woken workflow, and represents no ended lease.
+    # A row without a status has only the hint of a woken workflow, and does not stand for an ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
@@ -212,7 +213,7 @@ async def expire_jobs(
 
 
 # Locks only jobs with a step that can be ended now. Otherwise jobs whose steps must not be interrupted could fill every
-# batch, and delay all other jobs. $3 dead owners.
+# batch, and delay all other jobs. $1 and $2 are `limit` and `only_job` of `_lock_in_order`. $3 dead owners.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -229,9 +230,10 @@ FOR UPDATE OF j SKIP LOCKED
 """
 
 # $1 dead owners. $2 the locked jobs. $3 a workflow with this many earlier losses is not run again. Within the grace
-# (the time that a cancelled job has to stop), a workflow (`journaled`) whose worker is lost is due again. Its code must
-# still see the cancel, or finish undoing its work. The relay publishes the hints immediately (`relay_at` is now),
-# because the caller publishes none. `unindexed`: PostgreSQL uses no partial index for the condition.
+# (the time that a cancelled job has to stop), a workflow (`journaled`) whose worker is lost is due again. The
+# workflow's code must still see the cancel, or finish undoing its work. The relay publishes the hints immediately
+# (`relay_at` is now), because the caller publishes none. `unindexed`: PostgreSQL uses no partial index for the
+# condition.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned_workflows AS (
@@ -332,16 +334,16 @@ class Forgettable:
 async def forgettable_jobs(
     connection: Connection, *, since: datetime | None = None, limit: int = 100
 ) -> list[Forgettable]:
-    """Finished jobs past `expires_at`, in the order in which they expired. `since`: only those that expired then or
-    later. Delete their objects first, and then call `forget_jobs`.
+    """Finished jobs past `expires_at`, in the order in which they expired. `since`: only jobs that expired at this time
+    or later. The caller must delete the objects of the jobs, and then call `forget_jobs`.
 
     These jobs are left out:
 
     - jobs in quarantine, and jobs of tenants that move or have moved to another cell (an installation of its own);
     - runs whose result an unfinished workflow awaits, because the workflow's function may run again from its top, and
       then reads the result again;
-    - runs that an unfinished workflow has started, and may still await. It will not await a detached run, nor a run
-      whose result or failure it has recorded;
+    - runs that an unfinished workflow has started, and may still await. (A workflow awaits no detached run, and no run
+      whose result or failure it has recorded already);
     - a workflow that did not succeed, until a duty has requested the cancel of the runs that it started;
     - a job whose admission still counts at a limit with a rate (`per_minute`), for a minute at most;
     - a job whose webhook deliveries are not written yet, for another day at most, because they are made from the job's
@@ -379,8 +381,9 @@ async def forget_jobs(
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> bool:
-    """Delete keys whose answers have expired. SKIP LOCKED leaves out a key that a new request reserves at this moment.
-    Otherwise PostgreSQL would wait for that request, and then delete its answer. Returns whether more keys may be due.
+    """Delete idempotency keys whose answers have expired. SKIP LOCKED leaves out a key that a new request reserves at
+    this moment. Otherwise PostgreSQL would wait for that request, and then delete the request's answer. Returns whether
+    more keys may have expired.
     """
     status = await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("

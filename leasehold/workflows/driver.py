@@ -1,10 +1,10 @@
 """`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
 
 A branch is the workflow's own coroutine, or a coroutine that it gives to `gather`. A branch yields the call that it
-awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately; else
-the branch waits. When every branch waits, `advance` returns, and the worker suspends the workflow: it commits the new
-rows (`calls`) and gives its lease back. It may keep the driver: the next `advance` goes on with the results that have
-come meanwhile.
+awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately.
+Otherwise the branch waits. When every branch waits, `advance` returns, and the worker suspends the workflow: it commits
+the new rows (`calls`) and gives its lease back. The worker may keep the driver. Then the next `advance` goes on with
+the results that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from leasehold.workflows.port import Port
 
 #: After the driver has resumed branches this many times in a row, it lets the worker's other attempts run.
 _BURST = 200
-#: The most characters of an error's message in the journal.
+#: The journal stores at most this many characters of an error's message.
 _MAX_MESSAGE = 1000
-#: The most bytes of JSON that a result of `ctx.call` may have, unless the worker allows more. The bound is small,
+#: A result of `ctx.call` may have at most this many bytes of JSON, unless the worker allows more. The bound is small,
 #: because the result is stored in the journal's row, and each replay reads the whole journal.
 MAX_CALL_BYTES = 64 * 1024
 
@@ -80,12 +80,12 @@ class _NotCalled(Exception):
 
 class Driver:
     """Runs one workflow. `start` makes the workflow's coroutine. The coroutine may use the context only while the
-    driver runs it. The worker passes a `port`, whose methods read and write the journal. `max_calls`: the most calls of
-    the workflow. `max_call_bytes`: the largest result of a `ctx.call`.
+    driver runs it. The worker passes a `port`, whose methods read and write the journal. `max_calls`: how many calls
+    the workflow may make. `max_call_bytes`: how many bytes of JSON the result of a `ctx.call` may have.
 
     `calls`: rows of the journal that are not committed yet. `news`: the column task.news when the driver last read the
-    journal. The column counts the signals and ends of steps that have come for the workflow. If the column is larger
-    when the worker suspends the workflow, the workflow is due again immediately.
+    journal. The column counts the signals, and the ends of steps, that have come for the workflow. If the column has a
+    larger value when the worker suspends the workflow, the workflow is due again immediately.
     """
 
     def __init__(
@@ -105,22 +105,24 @@ class Driver:
         self._call_count = 0  # calls whose rows of the journal were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
-        # Together with the journal, `_read` reads only the oldest signals. If there are more, `_last_signal` is the id
-        # of the last one that `_read` has read, else None. `_last_of_name`: name -> the id of the last signal of this
-        # name that `_take_signal` has read since.
+        # Together with the journal, `_read` reads only the oldest signals. `_last_signal`: the id of the last signal
+        # that `_read` has read, if there are more signals than it has read; else None. `_last_of_name`: name -> the id
+        # of the last signal of this name that `_take_signal` has read since.
         self._last_signal: int | None = None
         self._last_of_name: dict[str, int] = {}
-        # Waits that raised SignalInvalid, each with the id of its signal.
+        # Waits that raised SignalInvalid in the workflow's code, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
-        self._ends: list[Call] = []  # how awaited steps and runs have ended, not recorded yet (see `_receive_end`)
-        # Ends that are not dated yet (see `_date_failures`), each with the branch of its call.
+        self._ends: list[Call] = []  # the ends of awaited steps and runs that are not recorded yet (see `_receive_end`)
+        # Ends with a failure, each with the branch of its call. `_date_failures` decides their times, and moves them to
+        # `_ends`.
         self._failures: list[tuple[Branch, Call]] = []
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._no_task = NoTask()
         self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # (branch, number) -> the call that waits
-        # id() of a Pending -> what waits for this Pending. A RunCall waits for the end of its run.
+        # id() of a Pending -> the branches, gathers and calls that wait for this Pending. A RunCall waits for the end
+        # of its run.
         self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
         self._branches: dict[str, Branch] = {}  # path -> branch
         self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
@@ -136,11 +138,11 @@ class Driver:
     # --- for the worker
 
     async def advance(self, port: Port) -> Outcome:
-        """Go on until every branch waits, or the workflow has ended. While a function of `ctx.call` or the start of a
-        run is under way, this method does not return.
+        """Run the workflow on until every branch waits, or until the workflow has ended. This method does not return
+        while a function of `ctx.call`, or the start of a run, is under way.
 
-        Raises the error with which the workflow ends (`final_error`), Cancelled and LeaseLost. Raises JournalLost
-        before the workflow's code goes on.
+        Raises the error with which the workflow ends (`final_error`), Cancelled and LeaseLost. If it raises
+        JournalLost, the workflow's code has not gone on yet.
         """
         await self._read(port)
         main = self._main
@@ -181,14 +183,14 @@ class Driver:
         return not main.is_done
 
     def calls_taken(self) -> None:
-        """Forget `calls`, because the worker has taken them, to write them to the journal. If the write fails, the
+        """Forget `calls`, because the worker has taken them and writes them to the journal. If the write fails, the
         worker must not use this driver again.
         """
         self.calls = []
 
     async def _commit(self, port: Port) -> bool:
-        """Write `calls` to the journal now. Returns False if nothing is written, because a cancel was requested that
-        the workflow has not seen.
+        """Write `calls` to the journal now. If a cancel was requested that the workflow has not seen, this writes
+        nothing and returns False.
         """
         # Only one commit at a time. Otherwise a caller that finds no calls would go on while another caller is still
         # writing them.
@@ -211,8 +213,8 @@ class Driver:
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
         """If the workflow ends with the SignalInvalid of a wait, record that wait as open again, and its signal as
-        consumed. A retried run then waits for another signal. Exception: if the journal already has the wait as done, a
-        retried run gets the same payload again.
+        consumed. If the run is retried, it then waits for another signal. Exception: if the journal has already
+        recorded the wait as done, a retried run gets the same payload again.
         """
         for call, signal in self._invalid_signals:
             if call.error is error and any(row.signal == signal for row in self.calls):
@@ -236,10 +238,10 @@ class Driver:
         call = Patch(name)
         call.branch, call.number = branch.path, branch.number + 1
         entry = self._replay.at((call.branch, call.number))
-        # If the journal goes on without the patch, the run passed this point with the old code. A look at the patch's
-        # place alone would not show this, because this place may be empty although the journal goes on. There are two
-        # such cases. The next row is in a branch of a gather. Or the place belongs to a function of `ctx.call`, which
-        # has no row while it runs, and the next row comes after it.
+        # If the journal has later rows, but not the patch, the run passed this point with the old code. A look at the
+        # patch's place alone would not show this, because this place may be empty although the journal has later rows.
+        # This happens in two cases. The next row may be in a branch of a gather. Or the place may belong to a function
+        # of `ctx.call`, which has no row while it runs, and the next row comes after it.
         is_patch = entry is not None and (entry.kind, entry.name) == ("patch", name)
         is_new = is_patch or not self._replay.goes_on(branch.path)
         if is_new:
@@ -252,8 +254,8 @@ class Driver:
     # --- results from the journal
 
     async def _read(self, port: Port) -> None:
-        """Read the journal: at first all of it, later only the rows of the calls that wait. Give these calls the
-        results that have come.
+        """Read the journal. The first time, read all of it, and make the branch of the workflow's own coroutine. Later,
+        read only the rows of the calls that wait, and give these calls the results that have come.
         """
         if self._main is None:
             journal = await port.read(None)
@@ -309,9 +311,9 @@ class Driver:
         """Reject the call, because its type cannot read its result. The rejection is recorded as an end (see
         `_receive_end`), because a replay by a release that can read the result must not go another way.
 
-        Raises the error in two cases. First, the attempt is not the last one: during a deployment, another worker may
-        have a release that can read the result. Second, the journal has recorded the result: the code has already gone
-        on with it.
+        Raises the error in two cases. First, the attempt is not the last one, because during a deployment another
+        worker may have a release that can read the result. Second, the journal has already recorded the result, because
+        then the code has gone on with it.
         """
         if entry.state != "open" or not port.is_last_attempt():
             raise error
@@ -320,8 +322,8 @@ class Driver:
         self._reject(call, failure, entry.at)
 
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
-        """As `_receive`, for a call that no cancel has ended. `entry.state`: what the journal has recorded of the call.
-        `entry.status`: the present state of the step or run that the call awaits.
+        """Do what `_receive` does, for a call that no cancel has ended. `entry.state`: the state of the call that the
+        journal has recorded. `entry.status`: the present state of the step or run that the call awaits.
         """
         branch = self._branch_of(call)
         if isinstance(call, ResultCall):
@@ -352,8 +354,8 @@ class Driver:
 
     async def _await_own_run(self, port: Port, call: RunCall[Any], child: UUID) -> None:
         """Replay the wait for the run that does the work of the call. The transaction that starts the run also writes
-        the row of the wait. If the journal lacks this row, the run had failed, and a client has retried this workflow.
-        In this case the workflow retries the run.
+        the row of the wait. If the journal lacks this row, the run has failed, and a client has retried this workflow.
+        So the workflow retries the run, too.
         """
         if self._replay.at((_branch_of_end(call), 1)) is None:
             if self._cancelling:
@@ -368,7 +370,9 @@ class Driver:
         self._check_wait(end)
 
     def _begin_own_run(self, port: Port, call: RunCall[Any], child: UUID, *, again: bool = False) -> None:
-        """Start the run that does the work of the call. `again`: the journal has the run already, so retry this run."""
+        """Start the run that does the work of the call. `again`: retry the run instead, because the journal has it
+        already.
+        """
         record = Call(call.branch, call.number, "start", call.step, child=child)
         wait = Call(_branch_of_end(call), 1, "result", call.step, child=child)
         if again:
@@ -380,7 +384,7 @@ class Driver:
     def _end_of(self, call: RunCall[Any], child: UUID) -> ResultCall[Any]:
         """The wait for the run that does the work of the call. The wait gives its result to the call. Its place is
         below that of the call: for call 3, branch `3/` and number 1. So a call has the same place whether its task has
-        a limit or not, even if the limit changes while the workflow runs.
+        a concurrency limit or not, even if the task gets or loses the limit while the workflow runs.
         """
         end: ResultCall[Any] = ResultCall(call.task, child)
         end.name, end.branch, end.number = call.step, _branch_of_end(call), 1
@@ -389,13 +393,13 @@ class Driver:
         return end
 
     async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
-        """Give the call the end of its run: from the journal's record of that end, or else from the run's present
-        state. If the run has not ended, the call waits.
+        """Give the call the end of its run. If the journal has a record of that end, use the record; otherwise use the
+        run's present state. If the run has not ended, the call waits.
 
         If the journal has no such record, the driver writes it together with the next call that the code makes. The
         reason: a replay must come to that next call again, even if the awaited run was retried and ended in another
         way, or was deleted. Before the next call, nothing depends on the end. Exception: a large result is not
-        recorded. It is an output of the run, and stays in the store for as long as the run is kept.
+        recorded, because it is an output of the run, which stays in the store for as long as the run is kept.
         """
         if entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]), _instant_of(entry.value))
@@ -414,7 +418,7 @@ class Driver:
             self._wait(call, entry.seconds)
 
     def _receive_failure(self, call: Journaled[Any], error: TaskFailed, at: datetime) -> None:
-        """Reject the call, because its step or run has failed at `at`. The journal has no record of that."""
+        """Reject the call, because its step or run has failed at `at`. The journal has not recorded the failure."""
         self._failures.append((self._branch_of(call), _failed(call, error, at)))
         self._reject(call, error)
 
@@ -423,8 +427,8 @@ class Driver:
         (see `_receive_end`). Call this before any branch goes on.
 
         Exception: the journal has calls that were made after a failure, but no record of the failure. Then the code met
-        the failure under an earlier release, which did not move the time. The calls may depend on this time, so it does
-        not move now.
+        the failure under an earlier release, which did not move the time. The later calls may depend on the time, so it
+        does not move now.
         """
         for branch, failure in self._failures:
             lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
@@ -453,8 +457,8 @@ class Driver:
         return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
 
     async def _match_signal(self, port: Port, call: SignalCall[Any], entry: Entry | None) -> None:
-        """Give the call the signal that the journal recorded for it, else the oldest unconsumed signal of its name.
-        If there is neither, the call times out or waits.
+        """Give the call the signal that the journal has recorded for it, or else the oldest unconsumed signal of its
+        name. If there is no such signal, the call times out or waits.
         """
         branch = self._branch_of(call)
         if entry is not None and entry.state == "timed_out":
@@ -480,7 +484,9 @@ class Driver:
             self._wait(call, call.seconds if entry is None else entry.seconds)
 
     async def _take_signal(self, port: Port, name: str) -> StoredSignal | None:
-        """The oldest signal of this name that no call has taken, if there is one."""
+        """The oldest signal of this name that no call has taken, or None. The signal may be among those that `_read`
+        has read. If it is not, and `_read` has not read all signals, the port reads it.
+        """
         signal = next((signal for signal in self._signals if signal.name == name), None)
         if signal is not None:
             self._signals.remove(signal)
@@ -491,8 +497,8 @@ class Driver:
         return signal
 
     def _end_wait(self, entry: Entry | None, record: Call) -> None:
-        """Record how the wait for a signal ended. `entry`: the wait's row in the journal, which `_call_count` includes
-        already; None: the wait has no row yet.
+        """Record how the wait for a signal ended. `entry`: the wait's row in the journal, which is counted already;
+        None: the wait has no row yet, so count it.
         """
         if entry is None:
             self._count_call()
@@ -520,7 +526,7 @@ class Driver:
         self._resolve(call, branch, at, value)
 
     def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime | None, value: Any) -> None:
-        """End the call with a result. `at` (in `_reject`, too): when the result came, as the journal has it; None: the
+        """End the call with a result. `at` (also in `_reject`): when the result came, by the journal; None: the
         branch's time stays.
         """
         branch.pass_time(at)
@@ -554,8 +560,8 @@ class Driver:
 
     def _settle_gather(self, gather: Gather) -> None:
         """End a gather whose parts are all done. Its error is the first in the order of the parts, which is the same at
-        each replay. Exception: Cancelled comes before all other errors, and is never a result. The code that awaits the
-        gather must see the cancel there, so that it can undo its work.
+        each replay. Exception: Cancelled comes before all other errors, and is raised even with `return_exceptions`.
+        The code that awaits the gather must see the cancel there, so that it can undo its work.
         """
         errors = [part.error for part in gather.parts if part.error is not None]
         cancelled = next((error for error in errors if isinstance(error, Cancelled)), None)
@@ -581,7 +587,7 @@ class Driver:
                 port.check()
 
     async def _run_branch(self, port: Port, branch: Branch) -> None:
-        """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
+        """Run the branch until it awaits a call or ends. Then begin the call, or wake all that wait for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
             branch.cancelled = True  # `send` below raises Cancelled in the branch (Pending.__await__)
         self._active, awaited = branch, None
@@ -596,7 +602,7 @@ class Driver:
             branch.fail(contained(error))
         finally:
             self._active = None
-        if self._no_task.refusal is not None:  # raised here again, because the code may have caught it
+        if self._no_task.refusal is not None:  # raise it here again, because the code may have caught it
             raise self._no_task.refusal
         branch.waits_for = awaited if isinstance(awaited, Pending) else None
         if branch.is_done:
@@ -625,9 +631,9 @@ class Driver:
             await self._issue_call(port, pending, branch)
 
     async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
-        """Give the call its place in the journal. If the journal has an entry there, take the result from it; else make
-        the call. While the run is being cancelled, the driver makes a call that undoes work (`_may_undo`); every other
-        new call fails.
+        """Give the call its place in the journal. If the journal has an entry at this place, take the result from the
+        entry; otherwise make the call. While the run is being cancelled, the driver makes a call that undoes work
+        (`_may_undo`); every other new call fails.
         """
         branch.number += 1
         call.branch, call.number = branch.path, branch.number
@@ -648,14 +654,16 @@ class Driver:
         self._check_wait(call)
 
     def _is_own_run(self, call: RunCall[Any]) -> bool:
-        """Whether a run of its own does the work of the call, and not a step. If the journal has the call, the journal
-        decides, because the task may have got its limit, or lost it, since the call was written.
+        """Whether a separate run, and not a step of this run, does the work of the call. If the journal has the call,
+        the journal decides, because the task may have got or lost its concurrency limit since the call was written.
         """
         entry = self._replay.at((call.branch, call.number))
         return call.task.is_limited if entry is None else is_own_run(entry)
 
     def _check_wait(self, call: Journaled[Any]) -> None:
-        """End the call with Cancelled if it waits in a workflow that is being cancelled, which must not wait."""
+        """End the call with Cancelled if it waits although the workflow is being cancelled. Such a workflow must not
+        wait.
+        """
         if self._cancelling and (call.branch, call.number) in self._waiting_calls:
             self._cancel_call(call)
 
@@ -707,30 +715,29 @@ class Driver:
             case SignalCall():
                 await self._match_signal(port, call, None)
             case StartCall():
-                # If this workflow ends without success, the workers cancel the runs of `open` rows. A detached run goes
-                # on.
+                # If this workflow ends without success, the workers cancel the runs of `open` rows. So a detached run,
+                # which must go on, gets a row that is `done`.
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
                 self._count_call()
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
-                # The run may have ended already. With 0 seconds the workflow is due again immediately after this row is
-                # committed, and the driver then reads the state of the run.
+                # The run may have ended already. So wait for 0 seconds: the workflow is due again immediately after
+                # this row is committed, and the driver then reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
                 self._count_call()  # before the function has an effect
-                # Rows that are not open record how waits have ended, and where Cancelled was raised. The code has come
-                # to this call by these rows.
+                # Rows that are not open record how waits have ended, and where Cancelled was raised. Without them, a
+                # replay would not come to this call.
                 has_news = any(row.state != "open" for row in self.calls)
                 work = self._call_function(port, call, commits_first=has_news, undoes=self._cancelling)
                 self._local_tasks[asyncio.ensure_future(work)] = call
 
     async def _call_function(self, port: Port, call: LocalCall[Any], *, commits_first: bool, undoes: bool) -> Any:
-        """Call the function. `commits_first`: commit `calls` before that, because the code has come to this call by
-        these rows. If the worker dies after the function had an effect, a replay comes to the call only if the journal
-        has the rows. `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a
-        cancel came that the code had not seen.
+        """Call the function. `commits_first`: first commit `calls`. If the worker dies after the function had an
+        effect, a replay comes to this call only if the journal has these rows. `undoes`: the code had seen the cancel
+        of its run when it made the call. Raises _NotCalled if a cancel came that the code had not seen.
         """
         if commits_first and (not await self._commit(port) or self._cancelling is not undoes):
             raise _NotCalled
@@ -746,15 +753,16 @@ class Driver:
         again: bool = False,
     ) -> UUID | None:
         """Start the run of the call. The parameters are those of `Port.start`. Returns the run's id, or None if a
-        cancel came first.
+        cancel came before the start.
         """
         if not await self._commit(port):  # the journal must have the earlier calls before the run starts
             return None
         return record.child if await port.start(call, record, wait, again=again) else None
 
     async def _finish_local_task(self, port: Port) -> None:
-        """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call`, or the
-        start of a run, has ended. Commit the function's result, and then give the result to the workflow.
+        """Commit the steps and waits that other branches have begun. Then wait until at least one of the functions of
+        `ctx.call`, and of the starts of runs, has ended. Commit the functions' results, and then give the results to
+        the workflow.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -773,7 +781,7 @@ class Driver:
                 broken = broken or error
         if ended:
             self._take_ends()
-            self.calls += [record for _, record, _ in ended]  # counted when the functions began
+            self.calls += [record for _, record, _ in ended]  # `_begin` has counted them
             await self._commit_or_cancel(port)
         if broken is not None:
             raise broken
@@ -781,7 +789,7 @@ class Driver:
             self._give(call, record, result)
 
     def _give(self, call: LocalCall[Any], record: Call, result: Any) -> None:
-        """End the call as its function has ended. The row `record` of that end is committed."""
+        """End the call in the way in which its function has ended. `record`: the committed row of that end."""
         at = _instant_of(record.value)
         if record.state == "failed":
             self._reject(call, TaskFailed(record.value["code"], record.value["message"]), at)
@@ -791,8 +799,8 @@ class Driver:
     def _take_done(
         self, done: Collection[asyncio.Task[Any]]
     ) -> list[tuple[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]]]:
-        """Remove the asyncio tasks that are done from `_local_tasks`, and return them with their calls. The order is
-        that of the calls, because a replay goes on in this order.
+        """Remove the asyncio tasks in `done` from `_local_tasks`, and return them with their calls. They are in the
+        order of the calls, because a replay goes on in this order.
         """
         taken = [(task, call) for task, call in self._local_tasks.items() if task in done]
         for task, _ in taken:
@@ -801,7 +809,7 @@ class Driver:
 
     def _finish_start(self, call: StartCall[Any] | RunCall[Any], child: UUID | None) -> None:
         """Give the call the handle of its run, or let it wait for the end of its run (`ctx.run` of a limited task).
-        `child` is None if the run was not started, because of a cancel.
+        `child` is None if the run was not started, because a cancel came first.
         """
         if child is None:
             self._finish_as_cancelled(call)
@@ -819,13 +827,13 @@ class Driver:
         self._reject_as_cancelled(call)
 
     def _write(self, call: Call) -> None:
-        """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
+        """Count a new call, and add its row to `calls`. Raises Permanent `workflow_too_long`."""
         self._count_call()
         self.calls.append(call)
 
     def _count_call(self) -> None:
-        """Count a new call. Before that, record the ends of runs that the code has seen (see `_receive_end`). Raises
-        Permanent `workflow_too_long` if the workflow makes more calls than it may.
+        """Count a new call. Before that, record the ends of steps and runs that the code has seen (see `_receive_end`).
+        Raises Permanent `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
         self._call_count += 1
@@ -836,7 +844,7 @@ class Driver:
             raise Permanent("workflow_too_long", sentence)
 
     def _take_ends(self) -> None:
-        """Record the ends of runs that the code has seen (see `_receive_end`)."""
+        """Record the ends of steps and runs that the code has seen (see `_receive_end`)."""
         self.calls += self._ends
         self._ends = []
 
@@ -857,7 +865,7 @@ class Driver:
 
     def _cancel_call(self, call: Journaled[Any]) -> None:
         """End the call with Cancelled, and record that end. The driver commits the record before the code has its next
-        effect. So a replay ends the call with Cancelled, too, even if the call's result has come meanwhile.
+        effect. So a replay also ends the call with Cancelled, even if the call's result has come meanwhile.
         """
         self.calls.append(Call(call.branch, call.number, call.kind, call.name, "cancelled"))
         self._reject_as_cancelled(call)
@@ -867,8 +875,8 @@ class Driver:
         self._reject(call, Cancelled())
 
     def _outcome_of(self, main: Branch) -> Outcome:
-        """How the workflow has ended. Raises Cancelled if Cancelled was raised in any branch; otherwise the workflow's
-        own error, if it has one.
+        """How the workflow has ended. If Cancelled was raised in any branch, this raises Cancelled. Otherwise, if the
+        workflow has failed, this raises `final_error` of the workflow's error.
         """
         if self._has_met_cancel:
             raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
@@ -891,7 +899,7 @@ class Driver:
 
 def _branch_of_end(call: RunCall[Any]) -> str:
     """The name of the branch under which the journal has the wait for the run that does the work of the call. No branch
-    of a gather has this name, because the name of such a branch has a point in each part.
+    of a gather has this name, because in the names of such branches each part between slashes has a point.
     """
     return f"{call.branch}{call.number}/"
 
@@ -903,19 +911,23 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """`value` is that of a journal's row. Returns when its result came, or None if an earlier release wrote the row."""
+    """When the result came that a row of the journal has in `value`; None: an earlier release wrote the row, without
+    the time.
+    """
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 
 
 def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
-    """The journal's row of an open wait. `signal`: the id of a signal that the row consumes although it stays open."""
+    """The journal's row of an open wait. `signal`: the id of a signal that the row consumes although the wait stays
+    open.
+    """
     schema = None if call.schema is None else {"schema": call.schema}
     return Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds, signal=signal)
 
 
 def _may_undo(call: Journaled[Any], branch: Branch) -> bool:
     """Whether the call may begin while the run is being cancelled, to undo work. Only `ctx.call` and
-    `ctx.detached.start` may, and only in a branch in which Cancelled was raised.
+    `ctx.detached.start` may begin then, and only in a branch in which Cancelled was raised.
     """
     return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))
 
@@ -934,7 +946,7 @@ def final_error(error: BaseException) -> BaseException:
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int, at: datetime) -> tuple[Call, Any]:
     """The journal's row for a function of `ctx.call`, which ended at `at`, and the result that the workflow gets. The
     result is decoded from what PostgreSQL makes of the row, as in a replay. Otherwise the names of a dict could have
-    another order now than in a replay. If the workflow then makes a call for each name, the replay would mix up the
+    another order now than in a replay. If the workflow then made a call for each name, the replay would mix up the
     results of these calls.
 
     Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
@@ -987,13 +999,13 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
 
 def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) -> None:
     """Raise Permanent `workflow_awaits` if, at a replay, `branch` could await the call before `owner` does. The branch
-    that awaits a call first decides the call's place, so it must be the same branch at each replay.
+    that first awaits a call decides the call's place, so at each replay the same branch must be the first.
 
     Two cases are safe:
-    - One branch is an ancestor of the other, which began in a gather of the ancestor. The reason: an ancestor does
-      nothing while its branches run.
-    - The call is the first that `owner` awaits, and `branch` descends from the parent of `owner`. The reason: all
-      branches of a gather begin their first call before any of them goes on.
+    - One of the two branches is an ancestor of the other, which means that a gather of the ancestor began the other. An
+      ancestor does nothing while its branches run.
+    - The call is the first call that `owner` awaits, and `branch` descends from the parent of `owner`. All branches of
+      a gather begin their first call before any of them goes on.
     """
     if branch is owner:
         return
@@ -1002,7 +1014,8 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     if owner.path.startswith(branch.path):
         pending.owner, pending.is_first = branch, False
         return
-    # The path of the owner's parent, or of the owner itself: `branch.path` must begin with it.
+    # The path of the owner's parent (if the call is the owner's first), or else of the owner itself. `branch.path` must
+    # begin with this path.
     ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
     if not branch.path.startswith("".join(ancestor)):
         raise wrong_await(

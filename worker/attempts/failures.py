@@ -39,10 +39,10 @@ log = structlog.get_logger(__name__)
 #: unforeseen. The second such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: The most characters of an error's code. An index on the jobs contains the code, and PostgreSQL refuses a long index
-#: entry.
+#: An error's code is cut to this many characters. An index on the jobs contains the code, and PostgreSQL refuses a long
+#: index entry.
 _MAX_CODE = 200
-#: The folder of the worker's own code. In a traceback, the frames of this code come before the frames of the handler,
+#: The folder of the worker's own code. In a traceback, the frames of the worker come before the frames of the handler,
 #: and explain nothing.
 _WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")
 
@@ -77,7 +77,8 @@ def _from_store_error(error: StoreError) -> StepError:
 
 def traceback_of(error: BaseException) -> str:
     """The traceback of an attempt's error and its causes, without the worker's frames above the handler's first frame.
-    If no frame is the handler's, the traceback has all frames. For an isolated step, the child has made the traceback.
+    If no frame is outside of the worker's code, the traceback has all frames. For an isolated step, the child has
+    already made the traceback (`error.trace`).
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace
@@ -120,5 +121,5 @@ def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[
 
 def _storable(text: str, limit: int) -> str:
     """The text without secrets, in a form that PostgreSQL can store, and cut to `limit` characters."""
-    # Redact before the cut to `limit`: the redaction does not recognise half of a secret.
+    # Redact before the cut to `limit`, because the redaction does not recognise half of a secret.
     return storable_text(redact_start(text, 4 * _MAX_MESSAGE)[:limit])

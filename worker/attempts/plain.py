@@ -13,7 +13,7 @@ from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.worker.attempts.threads import Reservation
 
-#: The names that a plain handler may use of its attempt.
+#: The attributes and methods of its attempt that a plain handler may use.
 _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
 
@@ -46,7 +46,7 @@ class BlockingAttempt:
         self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:  # tools that print tracebacks ask for other names, and expect AttributeError
+        if name not in _PUBLIC:  # tools that print tracebacks read other names, and expect AttributeError
             raise AttributeError(name)
         if self._has_ended:
             raise Cancelled
@@ -64,8 +64,8 @@ class BlockingAttempt:
 
 
 async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reservation, names: tuple[str, str]) -> Any:
-    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on, and the attempt's methods
-    raise Cancelled in it. `names`: the handler's pipeline and step.
+    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on, but in this thread the
+    attempt's methods then raise Cancelled. `names`: the handler's pipeline and step.
     """
     blocking = BlockingAttempt(attempt)
     try:

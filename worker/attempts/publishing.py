@@ -2,7 +2,8 @@
 
 Every object that `publish_outputs` uploads carries the digest of the work that produced the object. The step's primary
 output (`Step.writes`) is published last, and carries a list of the other outputs. So if the primary output exists, all
-outputs exist. (Inline steps publish their outputs themselves, and use only the metadata and the rule of this module.)
+outputs exist. (Inline steps publish their outputs themselves. Of this module, they use only `writer_of` and
+`replacement_rule`.)
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from leasehold.transitions.settlements import Completion, Output
 from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
 from leasehold.worker.leases.held_lease import HeldLease
 
-#: The names of an object's user metadata: the digest of the work, the attempt that wrote the object, and on a primary
-#: output the list of the other outputs.
+#: The fields of an object's user metadata. `_DIGEST`: the digest of the work. `_WRITER`: the attempt that wrote the
+#: object. `_MANIFEST`: the list of the other outputs; only a primary output has this field.
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
-#: The most bytes of the manifest, which is this list. The reason: S3 allows 2 KB of user metadata in all. A longer
-#: manifest is left out, and a later attempt then repeats the work.
+#: The manifest has at most this many bytes, because S3 allows 2 KB of user metadata in all. A longer manifest is left
+#: out, and a later attempt then repeats the work.
 _MANIFEST_BYTES = 1500
 
 
@@ -47,11 +48,11 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
     """The rule by which the store decides whether this attempt may replace an object that exists under the output's
     key.
 
-    The attempt may replace the object of an earlier attempt, but not the object of a newer attempt. While it does not
-    trust its lease (the lease may have expired), it may replace no object. Trust alone is not enough. If PostgreSQL
-    lost the session of the owner, another worker may have taken the task over. The old owner still trusts its lease for
-    a moment, and could overwrite the new owner's output. If the store drops metadata, no object names its writer, and
-    only trust decides.
+    The attempt may replace the object of an earlier attempt, but not the object of a newer attempt. While the attempt
+    does not trust its lease (the lease may have expired), it may replace no object. But trust alone is not enough. If
+    PostgreSQL lost the session of the owner, another worker may have taken the task over, and the old owner still
+    trusts its lease for a moment. With trust alone, it could then overwrite the new owner's output. If the store drops
+    metadata, no object names its writer, and only trust decides.
 
     After a failover that lost the last commits, PostgreSQL may give the same epoch to a second owner. Only the owner
     that PostgreSQL confirms may replace the other owner's object.
@@ -74,7 +75,9 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
 async def publish_outputs(
     store: ObjectStore, cache: OutputCache | None, prefix: str, step: Step, done: Done, digest: str, held: HeldLease
 ) -> Completion:
-    """Upload every file, the primary output last. Small files go into `cache`, too. Raises what the store raises."""
+    """Upload every file, the primary output last. Small files are also put into `cache`. Raises the errors of the
+    store.
+    """
 
     async def publish(name: str, file: File, metadata: dict[str, str]) -> Output:
         data = None if cache is None else await asyncio.to_thread(_read_small, file.path)
@@ -105,8 +108,8 @@ def _read_small(path: Path) -> bytes | None:
 async def find_published(
     store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
 ) -> Completion | None:
-    """A completion with the outputs that an earlier attempt at the same work has published. None if there is no such
-    attempt, if an output is missing, or if the search fails.
+    """A completion with the outputs that an earlier attempt at the same work has published. None: there is no such
+    attempt, an output is missing, or the search fails.
     """
     if step.writes is None:
         return None

@@ -1,5 +1,5 @@
-"""Makes, starts and stops all slot pools of a worker. It decides which pool serves which queues, and how many slots
-each pool has. `Worker` calls this module.
+"""Makes, starts and stops all slot pools of a worker. This module decides which pool serves which queues, and how many
+slots each pool has. `Worker` calls it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
-#: Unacknowledged hints (messages that a task is due) for each slot. Each priority band may have a fixed part of these
-#: hints, which no other band can use (SHARES in broker/amqp/consumer.py). With 4 hints for each slot, the hints of the
-#: band `normal` alone can fill all slots; those of the band `low` alone fill less than half of the slots.
+#: A queue may have this many unacknowledged hints (messages that a task is due) for each slot. The hints of each
+#: priority are a band. With RabbitMQ, each band has a fixed part of these hints, which no other band can use (SHARES in
+#: broker/amqp/consumer.py). With 4 hints for each slot, the hints of the band `normal` alone can fill all slots, but
+#: the hints of the band `low` alone fill less than half of the slots.
 _HINTS_PER_SLOT = 4
 
 
@@ -71,18 +72,18 @@ class SlotPools:
             await pool.finished()
 
     async def close(self) -> None:
-        """Stop, and cancel the attempts that still run. All pools stop at the same time, because each pool may wait for
-        its handlers, and meanwhile no other pool may claim tasks.
+        """Stop all pools, and cancel the attempts that still run. The pools stop at the same time, because one pool may
+        wait for its handlers, and meanwhile no other pool may claim tasks.
         """
         await asyncio.gather(*(pool.close() for pool in self._pools))
 
     def _inline_pools(self, queues: frozenset[str]) -> Iterator[SlotPool]:
-        """One pool for each pipeline with slots of its own, and one for all other queues."""
+        """One pool for each pipeline that has slots of its own, and one pool for all other queues."""
         for pipeline in self._pipelines:
             if pipeline.slots is None:
                 continue
             declared_queues = {step.queue for step in pipeline.steps}
-            # A queue of the worker may have a label behind the declared name: `QUEUE@LABEL`.
+            # The name of a worker's queue may have a label after the declared name, as in `QUEUE@LABEL`.
             own_queues = frozenset(queue for queue in queues if unpinned_queue(queue) in declared_queues)
             if own_queues:
                 slots = getattr(self._settings, pipeline.slots)  # `pipeline.slots` names the setting
@@ -108,7 +109,9 @@ class SlotPools:
         )
 
     def _add(self, pools: list[SlotPool]) -> dict[str, int]:
-        """Route hints to these pools, too. Returns queue -> how many unacknowledged hints the queue may have."""
+        """Let the router deliver hints to these pools, too. Returns queue -> how many unacknowledged hints the queue
+        may have.
+        """
         self._pools += pools
         for pool in pools:
             self._router.add(pool)

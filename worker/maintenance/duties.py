@@ -1,9 +1,10 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
-Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most run only in the leader,
-which is one worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
-(leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
-pool, and all housekeeping duties share one connection. Such a duty waits until one of its connections is free.
+Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most duties run only in the
+leading worker: of all workers, one at a time is elected to lead. The takeover of dead workers' tasks takes a connection
+from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share
+two connections of the pool, and all housekeeping duties share one connection. A duty that shares connections waits
+until one of them is free.
 """
 
 from __future__ import annotations
@@ -45,39 +46,40 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two searches for dead workers and for a dead leader. So other workers take over their tasks and
-#: duties within a second.
+#: Seconds between two searches for dead workers and for a dead leader. With this pause, other workers take over their
+#: tasks and duties within a second.
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
 #: Seconds between two searches for tables that have grown quickly. A search takes PostgreSQL half a millisecond.
 _GROWN_SECONDS = 2.0
-#: Seconds between two searches for tasks that were put off because the worker that claimed them lacked their code. This
-#: worker wakes the tasks whose code it has.
+#: Seconds between two searches for tasks that were put off because the worker that claimed them lacked their code. A
+#: search wakes the tasks whose code this worker has.
 _KNOWN_SECONDS = 30.0
 #: Seconds between two searches for apps whose schedules in code this worker must write again.
 _DECLARED_SECONDS = 30.0
-#: The most tasks that one search of `_wake_known` wakes, and the seconds until its next search if more tasks may wait.
+#: One search of `_wake_known` wakes at most this many tasks. If more tasks may wait, the next search follows after this
+#: many seconds.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
-#: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next turn follows
-#: immediately, because any number of jobs may have passed their deadline at once.
+#: In one turn, a duty ends at most this many jobs, or reports the ends of at most this many. After a turn with this
+#: many jobs, the next turn follows immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
 #: The largest part of the time that the duty `_follow_children` takes. Exception: it runs at least once in
 #: LATEST_SECONDS. The part is larger than MAX_BUSY, because workflows wait for this duty.
 _MAX_BUSY_WITH_RUNS = 1 / 10
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
-#: How many connections the frequent duties share, and how many the housekeeping duties share.
+#: How many connections the frequent duties share, and how many connections the housekeeping duties share.
 _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 #: A name that sorts before the names of all concurrency limits.
 _BEFORE_ALL: ConcurrencyLimitName = ("", "")
 
 
 class Duties:
-    """All duties of one worker. `deliveries`: the pipeline that delivers webhooks, if this installation has one.
-    `kinds`: the kinds of work (such as pictures), which may add duties of their own. `deliver_here`:
-    HintRouter.deliver_here, which gives hints (messages about due tasks) to this worker's own slots, without the
-    broker.
+    """All duties of one worker. A method that is the turn of a duty returns the seconds until the next turn; None: the
+    usual pause of the duty. `deliveries`: the pipeline that delivers webhooks, if this installation has one. `kinds`:
+    the kinds of work (such as pictures), which may add duties of their own. `deliver_here`: HintRouter.deliver_here,
+    which gives hints (messages about due tasks) directly to this worker's own slots, without the broker.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Duties:
         self._registration = registration
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
-        self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
+        self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; `_fire_schedules` writes them
         self._declared_at = monotonic()
         self._cells = _cells_of(settings)
         self._is_elsewhere = False  # the tenant of the declared schedules lives in another cell
@@ -167,8 +169,8 @@ class Duties:
     def _leader_duty(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty that only the leading worker carries out. A worker that does not lead checks again after at most
-        `_WATCH_SECONDS`, because it may become the leader. The check sends no query.
+        """A duty that only the leading worker carries out. Any other worker checks again after at most `_WATCH_SECONDS`
+        whether it leads now. The check sends no query.
         """
 
         async def when_leading() -> float | None:
@@ -178,12 +180,12 @@ class Duties:
 
     def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[bool | None]]) -> Periodic:
         """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection. If
-        `statement` returns True, more rows may be due, and the duty calls it again soon.
+        `statement` returns True, more rows may be due, and the duty calls `statement` again soon.
         """
         return self._leader_duty(name, partial(self._housekeeping.tidy, statement))
 
     async def _end_cancels(self) -> float | None:
-        """End the jobs that clients have cancelled, if the grace has passed or their workers are lost."""
+        """End the jobs whose cancel clients have requested, once the grace has passed or the jobs' workers are lost."""
         async with self._frequent_connection() as connection:
             ended_jobs = await sweeps.end_cancels(
                 connection, self._takeover.dead, self._settings.max_losses, _JOBS_AT_ONCE
@@ -203,7 +205,7 @@ class Duties:
     async def _follow_children(self) -> float | None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed. The
         statements read all open calls of workflows. So the slower the statements are, the longer this duty pauses.
-        Returns 0, which means another turn immediately, if there is more to do.
+        Returns 0 (the next turn follows immediately) if there is more to do.
         """
         if not self._started_run_pauses.due:
             return None
@@ -241,12 +243,13 @@ class Duties:
             hints, has_more = await unknown_tasks.wake_known(
                 connection, registration.worker, registration.queues, registration.handlers, _MAX_KNOWN
             )
-        self._deliver_here(hints)  # before a worker without the code polls them again
+        self._deliver_here(hints)  # so that no worker without the code polls these tasks first
         return _NEXT_KNOWN_SECONDS if has_more else None
 
     async def _admit(self) -> None:
-        """Admit jobs at all limits at which jobs wait. When a job has ended, the admitter (admitter.py) is faster. This
-        duty is for all other cases: a rate has room again, or the admitter's worker has died.
+        """Admit jobs at all concurrency limits at which jobs wait. If the end of a job has made room, the admitter
+        (admitter.py) is faster than this duty. The duty is for all other cases: for example, a rate has room again, or
+        the admitter's worker has died.
 
         Each turn serves some of the limits, in the order of their names. After the last limit, the next turn begins
         again with the first one.
@@ -259,8 +262,8 @@ class Duties:
             self._announcer.announce(await concurrency.admit_each(connection, limits, self._admission_search))
 
     async def _fire_schedules(self) -> float | None:
-        """Write the schedules that apps declare in code, if this worker has not done so yet, or must do so again. Then
-        fire the due schedules. Returns 0, which means another turn immediately, if more schedules may be due.
+        """Write the schedules that apps declare in code, if this worker has not written them yet, or must write them
+        again. Then fire the due schedules. Returns 0 (the next turn follows immediately) if more schedules may be due.
         """
         async with self._frequent_connection() as connection:
             await self._write_declared_schedules(connection)
@@ -271,7 +274,7 @@ class Duties:
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             )
-            for fired in created_runs:  # all hints go out before an admission fails, or waits for a locked limit
+            for fired in created_runs:  # announce first, because an admission may fail, or wait for a locked limit
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
             for fired in created_runs:  # `departed`: runs that left their places in the limits
@@ -291,15 +294,15 @@ class Duties:
         if monotonic() - self._declared_at >= _DECLARED_SECONDS and not self._registration.draining:
             all_schedules = self._templates.pipelines.schedules
             written = sorted(all_schedules.keys() - self._unwritten_schedules.keys())
-            # After the pause, the next search finds the apps that could not be taken over now.
+            # If an app cannot be taken over now, the next search finds it again.
             if apps := await declared.apps_to_take_over(connection, tenant_id, written, worker):
                 to_write = {app: all_schedules[app] for app in apps}
                 await declared.reconcile_apps(connection, tenant_id, to_write, worker, only_without_writer=True)
             self._declared_at = monotonic()
 
     def _lives_elsewhere(self) -> bool:
-        """Whether the map of cells places this worker's tenant in another cell. The log gets a line when that begins,
-        if the worker's code declares schedules.
+        """Whether the map of cells places this worker's tenant in another cell. If the worker's code declares
+        schedules, this logs a warning when the answer becomes True.
         """
         if self._cells is None:
             return False
@@ -354,8 +357,8 @@ def _cells_of(settings: Settings) -> Cells | None:
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     """Returns a function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    That function raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. With older
-    rows, housekeeping would delete the objects of a job that was retried since.
+    If the connection leads to a standby, that function raises one of TRY_AGAIN, because a standby may lack the newest
+    rows. For example, by older rows housekeeping would delete the objects of a job that has been retried meanwhile.
     """
     permits = asyncio.Semaphore(at_most)
 

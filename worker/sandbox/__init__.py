@@ -1,1 +1,3 @@
-"""Child processes for isolated steps: zygotes, fences, and the protocol between worker and child."""
+"""Child processes for isolated steps: zygotes (which fork the children), fences (what keeps a child from files and the
+network), and the protocol between worker and child.
+"""

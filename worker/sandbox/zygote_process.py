@@ -34,11 +34,11 @@ _PASSED_ON = (
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb` asks for
-#: huge pages. The reason: the kernel provides each page when a new child first touches the page. With small pages this
+#: huge pages, because the kernel provides each page only when a new child first touches the page. With small pages this
 #: took a tenth of the time of a step of the media pipeline.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-#: MALLOC_ARENA_MAX: with a malloc arena for each thread, each arena would reserve 64 MiB of the limited address space.
-#: ORT_DISABLE_TELEMETRY: the ONNX runtime would start a thread for its telemetry.
+#: MALLOC_ARENA_MAX: without it, malloc would have an arena for each thread, and each arena would reserve 64 MiB of the
+#: limited address space. ORT_DISABLE_TELEMETRY: without it, the ONNX runtime would start a thread for its telemetry.
 _FIXED_VARIABLES = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
@@ -46,11 +46,11 @@ _FIXED_VARIABLES = {
     "PYTHONFAULTHANDLER": "1",
     "ORT_DISABLE_TELEMETRY": "1",
 }
-#: Seconds within which a zygote must have loaded the handlers.
+#: A zygote must load the handlers within this many seconds.
 _WARM_UP_SECONDS = 60
 #: The worker kills and replaces a zygote that does not answer for this long, for example because the machine thrashes.
 _ANSWER_SECONDS = 60.0
-#: The most bytes of a zygote's first frame.
+#: A zygote's first frame has at most this many bytes.
 _GREETING_BYTES = 256 * 1024
 
 
@@ -125,8 +125,9 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. When a zygote dies, the kernel closes its control socket before it kills the
-        children. So this checks the socket, and `Spares.take` returns no child that is about to die.
+        """Whether the zygote lives. When a zygote dies, the kernel closes the zygote's control socket before it kills
+        the children. So this property checks the socket, and `Spares.take` (which hands out waiting children) returns
+        no child that is about to die.
         """
         return not hung_up(self._control)
 
@@ -149,7 +150,7 @@ class Zygote:
             output = ChildOutput()
             undo.callback(output.close)
             pid = await self._ask(frames.FORK, [child_end.fileno(), output.write_end])
-            if pid < 0:  # the error number of the fork
+            if pid < 0:  # a negative answer is the error number of the failed fork
                 raise OSError(-pid, os.strerror(-pid))
             try:
                 child = await ChildProcess.adopt(pid, worker_end, output, self.reap)
@@ -192,8 +193,8 @@ class Zygote:
         return int(frames.NUMBER.unpack(answer)[0])
 
     def _give_up(self) -> None:
-        """Kill the zygote, and let every later request fail. The zygote may live a moment longer, and without this the
-        next request could get a late answer to an earlier request.
+        """Kill the zygote, and let every later request fail. The killed zygote may live a moment longer, and a later
+        request could otherwise get the late answer to an earlier request.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -216,7 +217,7 @@ class Zygote:
 
 async def _discard(forking: asyncio.Task[ChildProcess]) -> None:
     """End the child of a fork whose caller was cancelled."""
-    with contextlib.suppress(OSError, EOFError):  # there is no child: the zygote died meanwhile
+    with contextlib.suppress(OSError, EOFError):  # the fork failed, or the zygote died with its children
         await (await forking).stop()
 
 

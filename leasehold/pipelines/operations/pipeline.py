@@ -1,5 +1,5 @@
 """Declares the pipeline of bulk operations. Each operation is one job that cancels, retries or deletes other jobs. The
-job's only step acts on one batch after the other.
+only step of this job acts on one batch of jobs after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state of the jobs that the operation looks for. None means any state."""
+    """The state of the jobs on which an operation with this action acts. None means any state."""
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)
 
@@ -29,11 +29,12 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
-    `at`: the operation does not act on jobs that were created later (a retry does not act on jobs that failed later),
-    and ages in the filter count from this time. `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`:
-    the operation may change only jobs of these pipelines. `runs`: the operation may change runs, too. `pipelines` and
-    `runs` follow from the scopes of the client's key. `payer_key`: the quota key that is charged for retries. `canary`:
-    the number of jobs that go first; 0: none. `rate`: the largest number of jobs a second.
+    `at`: the operation does not act on jobs that were created after this time (a retry does not act on jobs that failed
+    after it), and ages in the filter are measured from this time. `of_tenant`: the tenant of the jobs; None: all
+    tenants. `pipelines`: the operation may change only jobs of these pipelines. `runs`: the operation may change runs,
+    too. `pipelines` and `runs` follow from the scopes of the client's key. `payer_key`: the quota key that is charged
+    for retries. `canary`: the operation tries this many jobs first, and stops if they do not succeed; 0: it does not
+    try any jobs first. `rate`: the operation acts on at most this many jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

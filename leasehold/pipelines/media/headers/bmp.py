@@ -11,7 +11,7 @@ _CORE = 12  # bytes of the oldest header; all other headers begin with the same 
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error if the file ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`, or struct.error if the file ends too early."""
     (size,) = struct.unpack_from("<I", data, 14)
     if size == _CORE:
         width, height = struct.unpack_from("<HH", data, 18)

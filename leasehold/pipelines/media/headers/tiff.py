@@ -1,8 +1,9 @@
 """Reads the header of a TIFF file: the size of its first page, which is the picture. Further pages are not read.
 
-Before a decoder reads the file, this module refuses codecs with a long list of faults (JPEG from before 1995, and
-codecs of vendors). It also refuses a directory whose entries name more bytes than the file has, because a decoder would
-copy the bytes of each entry. 64-bit files (BigTIFF) never reach this module, because `sniff` does not accept them.
+Before a decoder reads the file, this module refuses codecs whose decoders have had many faults (JPEG from before 1995,
+and codecs of vendors). It also refuses a directory whose entries name more bytes than the file has, because a decoder
+would copy the bytes of each entry. 64-bit files (BigTIFF) never reach this module, because `sniff` does not accept
+them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _CODECS = {1, 2, 3, 4, 5, 7, 8, 32946, 32773}
 #: The number of a field's type -> bytes of one value.
 _BYTES_BY_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 _SHORT, _LONG = 3, 4
-_INLINE_BYTES = 4  # the largest value that an entry contains itself
-_SIDES_SWAPPED = range(5, 9)  # orientations that swap width and height; the decoder itself turns the picture
+_INLINE_BYTES = 4  # an entry itself contains a value of at most this size
+_SIDES_SWAPPED = range(5, 9)  # orientations that swap width and height, because the decoder turns the picture
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error if the file ends too
+    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`, or struct.error if the file ends too
     early.
     """
     byte_order = "<" if data[:2] == b"II" else ">"
