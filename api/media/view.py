@@ -47,7 +47,7 @@ _STEP_STATUS: dict[TaskState, StepStatus] = {
     TaskState.CANCELLED: "CANCELLED",
 }
 
-#: The error of a job that did not succeed, if its row has no error.
+#: The error that clients see of a job that did not succeed, if the job's row has no error.
 _DEFAULT_ERRORS = {
     JobState.CANCELLED: {"code": "cancelled", "message": "The job was cancelled.", "retryable": True},
     JobState.EXPIRED: {"code": "deadline_exceeded", "message": "The job ran past its deadline.", "retryable": True},
@@ -77,7 +77,9 @@ def is_finished(media: MediaView) -> bool:
 
 
 def media_answer(services: Services, media: MediaView) -> MediaAnswer:
-    """The answer of GET. Its URLs lead to the CDN. Without a CDN, they are signed URLs of the object store."""
+    """The answer of the GET endpoint. Its URLs lead to the CDN. Without a CDN, they are signed URLs of the object
+    store.
+    """
     status = media_status(media)
     is_ready = status == "READY"
     return MediaAnswer(

@@ -1,4 +1,4 @@
-"""Waits for the ends of runs. A single query serves all waiters of the process."""
+"""Waits for the ends of runs. One query at a time serves all waiters of the process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
-#: Seconds between two queries. The pause is short while runs end or waiters come. While nothing happens, each pause is
-#: _PAUSE_GROWTH times as long as the previous one, up to _LONGEST_PAUSE.
+#: Seconds between two queries. After a run has ended or a waiter has come, the pause is _SHORTEST_PAUSE. While nothing
+#: happens, each pause is _PAUSE_GROWTH times as long as the previous one, up to _LONGEST_PAUSE.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
-# $1 ids of runs. Returns the ids of those that have ended or do not exist.
+# $1: ids of runs. The statement returns the ids of the runs that have ended or do not exist.
 _ENDED = """
 -- app_ended
 SELECT awaited_run.id FROM unnest($1::uuid[]) AS awaited_run(id)
@@ -35,15 +35,16 @@ class Endings:
         self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. The caller must have
-        checked that the run belongs to the caller's tenant, because the query of this class does not check it.
+        """Wait until the run ends. Returns False if it does not end within `seconds`; None: wait without a limit. The
+        caller must have checked that the run belongs to the caller's tenant, because the query of this class does not
+        check it.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
         self._pause = _SHORTEST_PAUSE
         if self._task is None or self._task.done():
-            # The task gets an empty context, because the first waiter may be an attempt. In the attempt's context, the
-            # lines that this loop logs would be stored with the attempt's run.
+            # The asyncio task gets an empty context, because the first waiter may be an attempt. In the attempt's
+            # context, the lines that `_watch` logs would be stored with the attempt's run.
             self._task = asyncio.create_task(self._watch(), name="endings", context=Context())
         try:
             async with asyncio.timeout(seconds):

@@ -1,5 +1,5 @@
-"""The handlers of an app's tasks. The worker calls them. They decode the arguments, call the function and encode its
-result.
+"""The handlers of an app's tasks. The worker calls a handler, which decodes the arguments, calls the task's function
+and encodes its result.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """The handlers of one function. The function's task uses one of them. `in_thread` calls a plain function in a
-    thread of the worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child process. `isolated`
-    calls the function in the sandbox's child process, where the handler itself runs. `batched` calls the function once
-    for several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of app.py).
+    """All handlers that one function may have. The function's task uses one of these handlers. `in_thread` calls a
+    plain function in a thread of the worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child
+    process. `isolated` calls the function in the sandbox's child process, where the handler itself runs. `batched`
+    calls the function once for several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of
+    app.py). `own=True` in a call of `attempt.write`: no other step of the job replaces this output.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Handling:
 
     async def batched(self, attempt: Any) -> Done:
         """Handle a leasehold.Attempt whose function takes a list of items. Each attempt brings one item, which is the
-        only argument of its run. In a run's second attempt and later ones, the item gets a call of its own. So an item
-        that always fails costs other items only one attempt.
+        only argument of its run. In the second and each later attempt of a run, the item gets a call of its own. So an
+        item that always fails makes other items fail only in its first attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)
@@ -131,7 +132,9 @@ class Handling:
 
 
 async def done_with_result(attempt: Any, encoded: bytes) -> Done:
-    """The Done of a leasehold.Attempt whose function returned this JSON. Stores a large result as an output first."""
+    """Make the Done of a leasehold.Attempt whose function returned this JSON. A large result is first stored as an
+    output.
+    """
     if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
         return Done(value=encoding.inline_value(encoded))
     await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE, own=True)
@@ -140,9 +143,9 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 class FinalErrors:
     """A context manager that raises Permanent in place of some errors of its block. `never`: the exceptions after which
-    a run is not retried. The context manager replaces these exceptions, and a group (of asyncio.TaskGroup) that
-    contains one of them. It never replaces Cancelled. It never replaces an error of OVERTAKEN either, because such an
-    error shows that another attempt may have the task.
+    a run is never retried (Retry.never). The context manager replaces these exceptions, and a group (of
+    asyncio.TaskGroup) that contains one of them. Exception: if Cancelled or an error of OVERTAKEN decides how the
+    attempt ends (`deciding`), nothing is replaced. An error of OVERTAKEN shows that another attempt may have the task.
     """
 
     __slots__ = ("_never",)
@@ -161,6 +164,6 @@ class FinalErrors:
 
 
 def _permanent_error_of(error: Exception) -> Permanent:
-    if isinstance(error, StepError):  # programs read the error's own code
+    if isinstance(error, StepError):  # keep the error's own code, which programs read
         return Permanent(error.code, error.message)
     return Permanent("handler_error", text_of(error))

@@ -1,8 +1,8 @@
-"""`Task`: a function that was declared with `@app.task`. A call runs the function in this process. With `submit`, a
-worker runs it.
+"""`Task`: a function that was declared with `@app.task`. A call of the task runs the function in this process. After
+`submit`, a worker runs the function.
 
-PositionalTask is for functions that take a positional argument, and KeywordTask for all other functions. They differ in
-what type checkers accept, and in what `submit_many` takes.
+PositionalTask is for functions that take a positional argument, and KeywordTask for all other functions. The two
+classes differ in the calls that type checkers accept, and in the arguments of `submit_many`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ P = ParamSpec("P")  # the parameters of the function
 Q = ParamSpec("Q")  # its parameters after the first argument
 R = TypeVar("R")  # the type of its result
 A = TypeVar("A")  # the type of its first argument
-C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
+C = TypeVar("C")  # the value of a call of the function: its result, or a coroutine that returns the result
 
 #: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
 #: because a worker runs either all tasks of a queue in the sandbox, or none of them.
@@ -57,8 +57,8 @@ class Task(Generic[P, R]):
         local_names: Mapping[str, Any] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        """`local_names`: the names of the scope that declares the function, because its annotations may use them.
-        Raises DeclarationError with file and line.
+        """`local_names`: the names of the scope in which the function is declared, because its annotations may use
+        them. Raises DeclarationError with file and line.
         """
         check_function(function)
         with declared_at(function):
@@ -74,7 +74,7 @@ class Task(Generic[P, R]):
         self.pipeline = pipeline_of(app, function, terms, self.arguments, is_workflow=is_workflow)
         self.name = self.pipeline.name
         self._apply_options()
-        #: What a workflow needs in order to start the task.
+        #: The form of the task in which a workflow can start it.
         self.runnable = StartableTask(self.pipeline, self.arguments, self.results, is_workflow=is_workflow)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
@@ -87,8 +87,8 @@ class Task(Generic[P, R]):
         return hints_of(function, local_names)
 
     def _apply_options(self) -> None:
-        """Check the options `debounce`, `unique` and `on_failure`. Give the pipeline its limit, and the task that runs
-        after a failure. Raises DeclarationError.
+        """Check the options `debounce`, `unique` and `on_failure`. Give the pipeline its limit, and the pipeline of the
+        task that runs after a failure. Raises DeclarationError.
         """
         if self.terms.limit is not None:
             limit = self.terms.limit
@@ -124,8 +124,8 @@ class Task(Generic[P, R]):
                 raise declaration_error(
                     self.function, "a process imports the function by its name: declare it at module level"
                 )
-            # `room` reserves a process. If no process is free, the attempt snoozes, which means that it ends and
-            # another attempt runs later.
+            # `room` reserves a process. If no process is free, the attempt is snoozed: it ends, and another attempt
+            # runs later.
             self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
@@ -137,7 +137,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
         """The task with options, for example `task.options(key="k").submit(1, b=2)`. In this form a type checker sees
-        the function's parameters. Also use `options` if a parameter has the name of an option.
+        the function's parameters. This form is needed if a parameter has the name of an option.
         """
         return Prepared(self, Options(**options))
 
@@ -205,7 +205,7 @@ class Task(Generic[P, R]):
     def _local_attempt(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Make an attempt for a local call, for the block. Yields the positional and the named arguments of the call,
+        """Within the block, the local call has an attempt. Yields the positional and the named arguments of the call,
         converted to JSON and back.
         """
         params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
@@ -316,8 +316,8 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
     """A task without parameters, or with keyword-only parameters. If each parameter has a default, a type checker also
-    accepts the options of a submission in `submit(...)`. Otherwise it accepts them only in `options(...)`, because it
-    could not check that `submit(key=...)` also names the parameters without a default.
+    accepts the options of a submission in `submit(...)`. Otherwise it accepts these options only in `options(...)`,
+    because in `submit(key=...)` it could not check that the parameters without a default are given.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
@@ -368,8 +368,8 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
 
 
 def _handles_of(calls: Sequence[Call[R]], ids: Sequence[UUID]) -> list[Run[R]]:
-    """The handles of the runs. The task of each call makes the handle of its run, because `submit_many` takes calls of
-    other tasks, too.
+    """The handles of the runs. The task of each call makes the handle of its run, because `submit_many` may also get
+    calls of other tasks.
     """
     return [call.task.find(run_id) for call, run_id in zip(calls, ids, strict=True)]
 

@@ -1,4 +1,4 @@
-"""`leasehold logs` prints what a job logs. It reads the log over the API.
+"""`leasehold logs` prints the lines that a job logs. The command reads them over the API.
 
 `--json` prints one line of JSON for each line of the log.
 """
@@ -59,8 +59,8 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     end has no lines, because then no further line can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer now; later this function waits, and says so
-    has_ended = False  # whether it is known that the job had ended before the stream began
+    client.get(path)  # raises if the API does not answer now; later this waits for the API, and says so
+    has_ended = False  # whether the job had already ended when this stream began
     while True:
         cursor_before = after
         try:

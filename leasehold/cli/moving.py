@@ -7,13 +7,13 @@ from this stage. The stages:
 - copy: the old cell refuses each change of the tenant's rows. The command copies the rows as one snapshot shows them,
   then the objects. It compares each copy with its original.
 - switch: one transaction inserts the copies into the tables of the new cell.
-- moved: the old cell still refuses changes, until `clean` deletes the tenant's rows and objects there.
+- moved: the old cell still refuses changes, until `clean` deletes the tenant's rows and objects in the old cell.
 
 The row of the old cell in `tenant_move` has the direction `out`. After the switch the new cell has a row, too, with the
 direction `in` and the stage `live`.
 
-No step runs in both cells. Before the switch the new cell has no row of the tenant. After the drain no worker of the
-old cell claims a task of the tenant.
+No step runs in both cells, because before the switch the new cell has no row of the tenant, and after the drain no
+worker of the old cell claims a task of the tenant.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from leasehold.settings import Settings, as_variables
 from leasehold.storage import ObjectStore, Stored
 from leasehold.storage.s3 import PutRefused
 
-#: The longest that one statement of a move may take, in seconds. It is long, because a large tenant has large tables.
+#: One statement of a move may take this many seconds. This is long, because a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
-# Settings of this command's two connections. The planner settings of the platform suit statements that find few rows,
-# but a move reads whole tables.
+# Settings of this command's two connections. They replace the planner settings of the platform, which suit statements
+# that find few rows, because a move reads whole tables.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -83,8 +83,8 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
 # Delete the row that the switch wrote in the new cell.
 _FORGET_SWITCH = "DELETE FROM tenant_move WHERE tenant_id = $1 AND from_cell = $2 AND direction = 'in'"
 # The secrets of webhooks and callbacks, and the credentials that clients gave for their generations. A generation that
-# has succeeded needs its credential no more. Any other generation may go on, be retried, or be withdrawn at its
-# provider, and needs its credential.
+# has succeeded does not need its credential any more. Any other generation still needs it, because the generation may
+# go on, be retried, or be withdrawn (cancelled at its provider).
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
@@ -93,8 +93,8 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
 ) AS sealed WHERE credential IS NOT NULL
 """
 # The keys of open uploads to the store. A key that ends with `/` is left out, because it is the prefix of the files of
-# a form. Clients send forms to the API. The old cell's API refuses late forms, so the old store has no files of late
-# forms.
+# a form. Clients send forms to the API, and not to the store. The old cell's API refuses late forms, so the old store
+# has no files of such forms.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired only a minute after it has expired, because clocks differ.
 _OPEN_UPLOADS = """
@@ -121,8 +121,8 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """The old cell (`source`) and the new cell (`target`) of a move, with open connections and stores. `source_name`:
-    the old cell's name. `shares_store`: both cells have the same bucket, or the old cell has none, so no object is
-    copied or deleted.
+    the old cell's name. `shares_store`: no object is copied or deleted, because both cells have the same bucket, or the
+    old cell has no bucket.
     """
 
     source: Connection
@@ -136,8 +136,8 @@ class _Cells:
 
 def target_settings(path: Path) -> Settings:
     """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. A setting that the file does not
-    name comes from this environment or from the folder's `.env`. Exception: the database's settings come from the file
-    only.
+    name comes from this process's environment, or from the `.env` of the current folder. Exception: the database's
+    settings come only from the file.
 
     Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of the file.
     """
@@ -162,8 +162,8 @@ def target_settings(path: Path) -> Settings:
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
     """Within the block, this process has the environment of the other cell: its own environment, the settings in
-    `.env`, and `variables`. This cell's database settings are left out. `variables` replace other settings of the same
-    name, even if one is NAME and the other is NAME_FILE.
+    `.env`, and `variables`. This cell's database settings are left out. `variables` replace settings of the same name,
+    even if the one variable is NAME and the other is NAME_FILE.
     """
     saved_environment = dict(os.environ)
     try:
@@ -234,8 +234,8 @@ def _check_cell_names(settings: Settings, other_settings: Settings, move: Move) 
 
 
 async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
-    """Whether both stores are the same bucket, which may have two addresses. If they are, an object that the command
-    deletes in one store is gone in both. Raises Conflict `target_store` if the other store accepts no objects.
+    """Whether both stores are the same bucket, which may have two addresses. In one bucket, an object that the command
+    deletes for one cell is gone for both cells. Raises Conflict `target_store` if the other store accepts no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
@@ -246,7 +246,7 @@ async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
         raise _store_conflict(error) from error
     finally:
         await store.delete(key)
-    try:  # find an error now, because later the old cell already refuses the tenant's requests
+    try:  # find an error of the store now, because later the old cell already refuses the tenant's requests
         await other_store.put(key, b"?", content_type="text/plain", metadata={})
         await other_store.delete(key)
     except StoreError as error:
@@ -312,8 +312,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
-    stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant already
-    moves to another cell.
+    stage `drain`. Raises the errors of `_check_seals`, and NotFound and Conflict as `move_tenant` documents them.
+    Raises Conflict `move_in_progress` if the tenant already moves to another cell.
 
     Raises Conflict `earlier_move_not_cleaned` if the tenant came from a third cell, and `clean` has not run there. That
     `clean` needs this cell's row of the earlier move, and the row of the new move would replace it.
@@ -327,8 +327,8 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
-    # If the tenant moves back to the cell from which it came, the check above has found no rows there. So nothing is
-    # left to clean there.
+    # Exception: if the tenant moves back to the cell from which it came, nothing is left to clean in that cell, because
+    # the check above has found no rows in it.
     if row is not None and row["from_cell"] != move.to:
         before = row["from_cell"]
         raise Conflict(
@@ -396,7 +396,9 @@ async def _is_live(cells: _Cells, move: Move) -> bool:
 
 
 async def abort(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
-    """Undo the move. The tenant stays in this cell. Raises NotFound without a move, and Conflict after the switch."""
+    """Undo the move. The tenant stays in this cell. Raises NotFound if there is no such move, and Conflict after the
+    switch.
+    """
     async with _open_cells(settings, other_settings, move) as cells:
         row = await _present_move(cells, move)
         if row["stage"] == "moved" or await _is_live(cells, move):
@@ -413,8 +415,8 @@ async def abort(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """Delete this cell's rows and objects of a tenant that has moved. After an interruption, a second call continues.
-    Raises NotFound without a move. Raises Conflict before the move's end, while clients may still upload to this cell,
-    and while its workers write schedules of the tenant.
+    Raises NotFound if there is no such move. Raises Conflict in three cases: the move has not ended yet; clients may
+    still upload to this cell; or workers of this cell still write schedules of the tenant.
     """
     async with _open_cells(settings, other_settings, move) as cells:
         objects = 0
@@ -426,8 +428,8 @@ async def clean(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 
 async def _clean_source(cells: _Cells, move: Move) -> int:
-    """Delete the old cell's rows and objects of the tenant. Before that, copy late uploads. Returns the number of these
-    uploads. Raises as `clean`.
+    """Delete the old cell's rows and objects of the tenant. Before that, copy late uploads to the new cell. Returns the
+    number of these uploads. Raises the errors of `clean`.
     """
     row = await _present_move(cells, move)
     if row["stage"] != "moved" or not await _is_live(cells, move):
@@ -446,7 +448,7 @@ async def _clean_source(cells: _Cells, move: Move) -> int:
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
-    """The row of the move in this cell, and the number of running steps. Raises NotFound without a move."""
+    """The row of the move in this cell, and the number of running steps. Raises NotFound if no move is known here."""
     async with connected(settings.direct(), "cells") as connection:
         row = await _move_row(connection, tenant)
         if row is None:
@@ -485,7 +487,7 @@ async def _record(connection: Connection, action: str, tenant: str, from_cell: s
 
 async def _copy_objects(cells: _Cells, move: Move) -> int:
     """Copy the tenant's objects that the other store lacks, and check the copies. Returns how many of the tenant's
-    objects the other store then has; 0 if both cells have the same store.
+    objects the other store has then. If both cells have the same store, this copies nothing and returns 0.
     """
     if cells.shares_store:
         return 0
@@ -504,8 +506,8 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
     """Copy one object, unless the target has the same bytes already, and compare the copy with the original. Returns 1,
-    or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`. `only_new`: raise PutRefused instead
-    of replacing an object of the target, if its store supports such a condition.
+    or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`. `only_new`: do not replace an object
+    of the target, but raise PutRefused. (Some stores do not support this condition.)
     """
     stored = await source.head(key)
     if stored is None:
@@ -522,7 +524,7 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, on
         raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
     if not _is_same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
-    if not stored.sha256:  # no digest is stored, because a client uploaded the object; it may upload it again
+    if not stored.sha256:  # a client uploaded the object, so it has no digest, and may change
         copy, original_now = await target.digest(key, max_bytes=stored.size), await source.head(key)
         if copy.sha256 != written.sha256 or original_now is None or original_now.etag != stored.etag:
             raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
@@ -534,15 +536,15 @@ def _is_same(stored: Stored, copy: Stored | None) -> bool:
 
 
 async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
-    """Copy objects that clients have uploaded to the old store since the copy, if the new cell still expects them.
-    Returns the number of copies. If the new store already has the object, that object stays as it is.
+    """Copy the objects that clients have uploaded to the old store since the stage `copy`, if the new cell still
+    expects them. Returns the number of copies. An object that the new store already has stays as it is.
     """
     copied_objects = 0
     if not cells.shares_store:
         for row in await cells.target.fetch(_EXPECTED_UPLOADS, move.tenant):
             key = row["key"]
             if await cells.target_store.head(key) is None:
-                with suppress(PutRefused):  # the client has uploaded it to the new store meanwhile
+                with suppress(PutRefused):  # the client has uploaded the object to the new store meanwhile
                     copied_objects += await _copy_object(cells.source_store, cells.target_store, key, only_new=True)
     return copied_objects
 
@@ -561,7 +563,8 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
 
 async def _refuse_written_schedules(cells: _Cells, move: Move) -> None:
     """Raises Conflict `schedules_written` while a worker of this cell writes schedules of the tenant, because its code
-    declares them. After their deletion it would write them again, and each tick would fire in both cells.
+    declares them. After the deletion of the schedules, such a worker would write them again, and each tick would fire
+    in both cells.
     """
     apps = await declared.apps_with_writer(cells.source, move.tenant)
     if apps:
@@ -583,7 +586,7 @@ async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None
 
 
 def _map_with_tenant(path: Path, move: Move) -> bytes:
-    """The bytes of the map with the tenant in its new cell. Raises Invalid `bad_map` for a wrong map."""
+    """The bytes of the map with the tenant in its new cell. Raises Invalid `bad_map` for a map that cannot be used."""
     try:
         text = path.read_text(encoding="utf-8")
         cells = parse(text)
@@ -598,7 +601,7 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 def _change_map(path: Path, move: Move) -> None:
     """Replace the map's file in one step, so that a reader sees the old map or the new map. Before that, read the map
-    again, because the move of another tenant may have changed it since this move began. The lock is a separate file,
+    again, because the move of another tenant may have changed it since this move began. The lock is on a separate file,
     because a new file replaces the map's file.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:

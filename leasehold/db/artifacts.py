@@ -1,5 +1,5 @@
 """Reads what the steps of a job have committed, for a worker that begins an attempt: outputs (files in the store),
-notes (what a step keeps for its next attempt) and values (what a step returned).
+notes (each a value that a step keeps for its next attempt) and the values that steps returned.
 
 The key of an output's object is always read from the output's row, never computed from the output's name.
 """
@@ -38,7 +38,9 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`; {} without a note."""
+    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`. It is empty without a
+    note.
+    """
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

@@ -1,5 +1,5 @@
-"""Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads all
-jobs; a run is a job with a row in the table `run`.
+"""Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads jobs
+of every kind. A run is a job with a row in the table `run`.
 
 Every query names the tenant. Exception: `queues`, `count_runnable`, `depth` and `workers` read all tenants, for
 operators and for the platform itself.
@@ -14,7 +14,8 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import LIVES, MAX_COUNTED, MAX_OUTPUTS, MAX_STEPS, Row
 
-# The columns of a run in a list. The caller adds the conditions.
+# The columns of a run in a list. Each statement that contains this text adds its conditions. LIVES leaves out jobs that
+# are deleted or past their retention.
 _RUN = f"""
 SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick, r.rerun_of,
        j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
@@ -25,10 +26,13 @@ SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_a
 FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
-# $3: the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. Steps that a workflow has
-# started (`contained`) come last. `all_steps` is NULL for a first page with fewer than MAX_STEPS steps, because such a
-# page has all steps of the run. Otherwise `all_steps` is about all steps of the run: their number (`n`), their mean
-# progress (`percent`), and the first step that has neither succeeded nor been skipped (`phase`).
+# $3: the task of the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. There are two
+# orders of steps. The order (contained, position, step) decides which steps the page has, and which of them is
+# `last_step`: steps that a workflow has started (`contained`) come last. The page then lists its steps by (position,
+# step). The outputs are chosen and listed in the same way, by step and name. `all_steps` is NULL for a first page with
+# fewer than MAX_STEPS steps, because such a page has all steps of the run. Otherwise `all_steps` describes all steps of
+# the run: their number (`n`), their mean progress (`percent`), and the first step that has neither succeeded nor been
+# skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,
@@ -81,8 +85,8 @@ async def find_run(connection: Connection, tenant_id: str, run_id: UUID, after_s
     return await connection.fetchrow(FIND, run_id, tenant_id, after_step)
 
 
-#: By status: a condition that every job with this status meets. With this condition in the statement, PostgreSQL can
-#: use the small partial index of that status. Succeeded jobs have no partial index, so they have no condition.
+#: Status -> a condition that every job with this status meets. With this condition in the statement, PostgreSQL can use
+#: the small partial index of the status. The status `succeeded` has no partial index, so it needs no condition.
 _CONDITION_OF_STATUS = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
@@ -90,13 +94,13 @@ _CONDITION_OF_STATUS = {
     "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
     "succeeded": "",
 }
-#: The condition of every other status: its jobs are unfinished.
+#: The condition of every other status. Jobs with such a status are unfinished.
 _CONDITION_OF_UNFINISHED = "AND j.finished_at IS NULL"
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
-    """The statement of one page of runs, newest first. `template` and `scope`: whether the page is filtered by them.
-    `status`: the status by which the page is filtered; None: any.
+    """The statement of one page of runs, newest first. `template` and `scope`: whether the page has only the runs of
+    one template, or of one scope. `status`: the page has only runs with this status; None: with any status.
 
     Parameters: $1 tenant; $2 the last run of the previous page, or NULL; $3 limit. Then the values of the filters:
     template, scope and scope_id, status.
@@ -107,7 +111,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
     status_condition = ""
-    if status is not None:  # also conditions on the columns of `j`, because the index belongs to `job`
+    if status is not None:  # repeat the conditions on the columns of `j`, because the index is one of `job`
         status_condition = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"
@@ -126,21 +130,22 @@ async def list_runs(
     before: UUID | None,
     limit: int,
 ) -> Sequence[Row]:
-    """At most `limit` of the tenant's runs, newest first. `before`: only runs older than this run. `scope`: the kind
-    and the id of a scope.
+    """At most `limit` of the tenant's runs, newest first. `before`: list only runs that are older than this run.
+    `scope`: the kind and the id of a scope.
     """
     statement = list_statement(template=template is not None, scope=scope is not None, status=status)
     filters = [value for value in (template, *(scope or ()), status) if value is not None]
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-# $1: the most due tasks that are counted in one queue. $2: the most that are counted in all queues of the page
-# together. $3: the seconds without a heartbeat after which a worker is silent. (In most cases a silent worker has died,
-# and its row is left.) $4: the last queue of the previous page, or NULL. $5: the most queues of the page.
-# `queue_with_tasks`: the queues that have waiting tasks; the recursion jumps through an index from queue to queue.
-# `served_queue`: the queues of workers. `queue_starts`: the attempts that workers report for the last minute. `share`:
-# at most `max_tasks` due tasks are counted in each queue. A queue of external workers is stored as
-# `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come last.
+# $1: at most this many due tasks are counted in one queue. $2: about this many are counted at most in all queues of the
+# page together. $3: a worker without a heartbeat for this many seconds is silent. (In most cases a silent worker has
+# died, and its row is left.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
+# queues. `queue_with_tasks`: the queues with tasks that wait to run, now or later; the recursion jumps through an index
+# from queue to queue. `served_queue`: the queues that workers serve, without draining and silent workers.
+# `queue_starts`: by queue, how many attempts the workers started in their last minute. `share`: at most `max_tasks` due
+# tasks are counted in each queue. A queue of external workers is stored as `ext:<tenant>:<queue>`. There may be very
+# many queues of external workers, so they come last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (
@@ -181,10 +186,10 @@ ORDER BY starts_with(q.queue, 'ext:'), q.queue
 """
 
 
-#: `queues` counts about this many tasks in all queues of a page together. The more queues there are, the fewer tasks it
-#: counts in each, but never fewer than 20.
+#: `queues` counts about this many tasks in all queues of a page together. The more queues the page has, the lower is
+#: the bound of each queue, but it is never below 20.
 _MAX_IN_ALL_QUEUES = 200_000
-#: The most queues, and the most workers, of one page.
+#: A page has at most this many queues, or workers.
 MAX_LISTED = 1000
 
 
@@ -197,9 +202,9 @@ async def queues(
     after: str | None = None,
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """The queues, of all tenants, that are paused or have waiting tasks or workers, by name. The queues of external
-    workers come last. `after`: the last queue of the previous page; None: this is the first page. `limit`: the most
-    queues of the page.
+    """The queues of all tenants, by name. A queue is listed if it is paused, if tasks in it wait to run (now or later),
+    or if workers serve it. The queues of external workers come last. `after`: the last queue of the previous page;
+    None: this is the first page. `limit`: the page has at most this many queues.
 
     `workers`: how many workers serve the queue, are not draining, and have had a heartbeat within `silent_seconds`.
     `runnable`: due tasks, counted up to `at_most` in each queue and up to about `in_all` in all queues of the page
@@ -242,7 +247,8 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
     return counted
 
 
-# $1 seconds without a heartbeat after which a worker is silent.
+# $1: a worker without a heartbeat for this many seconds is silent. $2 and $3: when the last worker of the previous page
+# started, and its id; NULL for the first page. $4: the page has at most this many workers.
 WORKERS = """
 -- workers
 SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_at, w.seen_at,
@@ -263,8 +269,9 @@ async def workers(
     after: tuple[datetime, UUID] | None = None,
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """The registered workers, each with the number of tasks that it has leased, the oldest first. `silent`: the worker
+    """The registered workers, the oldest first, each with the number of tasks that it has leased. `silent`: the worker
     has had no heartbeat for `silent_seconds`. In most cases it has died, and its row is left. `after`: the start and
-    the id of the last worker of the previous page; None: this is the first page. `limit`: the most workers of the page.
+    the id of the last worker of the previous page; None: this is the first page. `limit`: the page has at most this
+    many workers.
     """
     return await connection.fetch(WORKERS, silent_seconds, *(after or (None, None)), limit)

@@ -9,9 +9,9 @@ from typing import Any
 from leasehold.domain.errors import Invalid
 from leasehold.domain.storable import storable_text
 
-#: The most tags of a job, and the most characters of a tag's name and of its value.
+#: A job has at most this many tags. The name of a tag, and its value, have at most this many characters.
 MAX_TAGS, MAX_TAG_CHARACTERS = 8, 64
-#: The name of a tag.
+#: The form of the name of a tag.
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 NAME = re.compile(NAME_PATTERN, re.ASCII)
 #: The name of the tag that has a run's Celery id (celery_ids.py). Only the platform gives a run this tag.
@@ -19,7 +19,9 @@ RESERVED = "celery_task_id"
 
 
 def check_given_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
-    """As `check_tags`, for the tags that a client gives to a job. Raises Invalid `invalid_tags` for RESERVED, too."""
+    """Check the tags that a client gives to a job, as `check_tags` does. Also raises Invalid `invalid_tags` for
+    RESERVED.
+    """
     if RESERVED in check_tags(tags):
         raise Invalid("invalid_tags", f"The tag {RESERVED} has the task_id of apply_async; give a tag of another name.")
     return tags

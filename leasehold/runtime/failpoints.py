@@ -1,10 +1,11 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
 The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API
-operation or a connection. In the second case, each commit of that operation or connection reaches the point
-(leasehold/db/commit_points.py). `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process loses its leases if it is
-stopped for long), sleep (blocks the thread for a minute) or raise. The act happens once, when the process reaches the
-point for the `n`-th time (1 without `n`). Without the setting a point costs one comparison.
+operation or a connection. Each commit of that operation or connection reaches the point `commit.NAME`
+(leasehold/db/commit_points.py). `act` is kill (the process sends itself SIGKILL), stop (SIGSTOP; if the process stays
+stopped for long, it loses its leases), sleep (blocks the thread for a minute) or raise (raises FailpointReached). The
+act happens once, when the process reaches the point for the `n`-th time (1 without `n`). Without the setting a point
+costs one comparison.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
-#: Point -> the part of the platform that reaches it, and what has and has not happened at that point. A hint is a
-#: message that names a task; the relay and the announcer publish hints, whose rows are in the outbox until the broker
-#: confirms.
+#: Point -> the part of the platform that reaches the point, and what has and has not happened by then. A hint is a
+#: message that names a task. The relay and the announcer publish hints, whose rows are in the outbox until the broker
+#: has confirmed the hints.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",
@@ -103,7 +104,7 @@ def reach(name: str) -> None:
 
 def reach_during(name: str) -> None:
     """This does the same as `reach`, but the failpoint acts a moment later, in the middle of the operation that the
-    caller awaits next. So the error of the act `raise` does not reach the caller. The event loop only logs it.
+    caller awaits next. With the act `raise`, the error does not reach the caller: the event loop only logs it.
     """
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)

@@ -29,11 +29,12 @@ bounded_code = Bounded()
 
 
 def declare(pipelines: Iterable[str]) -> None:
-    """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the event with which
-    a counter first appears. Otherwise the first dead letters of a process, if many came at once, would cause no alert.
+    """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the events with
+    which a counter first appears. Otherwise the first dead letters of a process would cause no alert, even if many came
+    at once.
     """
     _declared.update(pipelines)
-    BY_PIPELINE.labels(_OTHER)  # it also counts the pipelines beyond the bound on the number of counters
+    BY_PIPELINE.labels(_OTHER)  # this counter also counts the pipelines beyond the bound on the number of counters
     for pipeline in sorted(_declared):
         BY_PIPELINE.labels(pipeline)
 

@@ -1,8 +1,8 @@
 """SQL fragments that end jobs without success, and the record of a job that has ended.
 
 The settlements `fail` and `acknowledge_cancel`, and the sweeper's statements for lost leases and requested cancels,
-append one of the two fragments to their own CTEs. The comment at a fragment names the CTE and the columns that the
-fragment needs.
+append one of the two fragments to their own CTEs. The comment above each fragment names the CTE, and the columns of
+this CTE, that the fragment needs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from uuid import UUID
 from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import unindexed
 
-# Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
-# It has these columns of the task: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the
-# ids of the tasks that need this one). It also has columns of the failure: cause, code, message and retryable. `ends`:
-# whether the task's job fails now. `again`: whether this task by itself could run again. If the job fails because of
-# another task, this task fails, too, even if `again` is true.
+# This fragment needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just
+# written them. It has these columns of the task: id, job_id, step, position, epoch, status, available_at, contained and
+# unblocks (the ids of the tasks that need this one). It also has columns of the failure: cause, code, message and
+# retryable. `ends`: whether the task's job fails now. `again`: whether the task could run again if its job went on. If
+# the job fails because of another task, this task fails, too, even if `again` is true.
 #
-# `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
-# (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
-# are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
-# (`contained`) is given up. It then counts as an ended step of the job, and wakes the workflow.
+# `status` is the task's next state: `failed` (no attempt follows), `retry` (the task runs again after a failure) or
+# `pending` (the task runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its
+# other open steps are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a
+# workflow started (`contained`) is given up. Such a step then counts as an ended step of the job, and wakes the
+# workflow.
 #
 # After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
 # tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). The row also
@@ -114,12 +115,12 @@ END_FAILED_JOBS = f"""
     RETURNING id, task_id, queue, priority, headers
 )"""
 
-# Needs the CTE `stopped_steps`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id,
-# job_id, step, position and epoch of the task; `data`: the data of its event, or NULL.
+# This fragment needs the CTE `stopped_steps`: leased steps that have stopped, in jobs that are being cancelled. The CTE
+# has the task's id, job_id, step, position and epoch, and `data`: the data of the step's event, or NULL.
 #
 # Each step gets an event. A job whose last leased step has stopped is cancelled now. After the fragment, the statement
-# may read `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, pipeline, seq (the number of the job's
-# last event before this statement), stopped_count and seconds.
+# may read `advanced_jobs`, which has a row for each job of these steps: id, tenant_id, status, pipeline, seq (the
+# number of the job's last event before this statement), stopped_count and seconds.
 END_CANCELLED_JOBS = """
 , advanced_jobs AS (
     UPDATE job j
@@ -156,7 +157,9 @@ class JobEnded:
 
 
 def ended_jobs(rows: Iterable[Any]) -> list[JobEnded]:
-    """The jobs that ended, each once. `rows` have the columns ended_job (NULL: none), pipeline, outcome and seconds."""
+    """The jobs that ended, each once. `rows`: with the columns ended_job (NULL: no job ended), pipeline, outcome,
+    seconds.
+    """
     by_id: dict[UUID, JobEnded] = {
         row["ended_job"]: JobEnded(row["pipeline"], row["outcome"], row["seconds"])
         for row in rows

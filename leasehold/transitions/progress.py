@@ -1,5 +1,5 @@
-"""Writes the progress that running steps report. Only the holder of the lease may report. No job or task changes its
-state.
+"""Writes the progress that running steps report. Only the holder of a step's lease may report it. A report changes the
+state of no job and no task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Progress:
 
 
 # A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition from PostgreSQL's
-# planner, so PostgreSQL finds the tasks by id, and does not read an index of all running tasks.
+# planner, so that PostgreSQL finds the tasks by id, and does not read the index of all running tasks.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)
@@ -42,8 +42,8 @@ RETURNING task_id
 
 
 async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUID]:
-    """Write the latest report of each step. Returns the tasks whose report was written. The lease of any other task is
-    lost.
+    """Write the reports, at most one for each step. Returns the tasks whose report was written. For any other task, the
+    lease is lost.
     """
     rows = await connection.fetch(
         PROGRESS,

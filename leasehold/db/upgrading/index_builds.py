@@ -12,15 +12,16 @@ from alembic import op
 from sqlalchemy import TextClause, text
 
 #: The name of an option of alembic's context. The option maps the name of each index of the database to whether the
-#: index is valid. rendering.py sets the option, because it renders without a connection.
+#: index is valid. rendering.py sets the option, because rendering has no connection by which `_is_valid` could ask
+#: PostgreSQL.
 INDEXES_OPTION = "leasehold_indexes"
 
 
 def build_index(
     name: str, table: str, columns: Sequence[str | TextClause], *, where: str | None = None, unique: bool = False
 ) -> None:
-    """Build the index while others write to `table`. A valid index of this name is kept. An invalid index of this name
-    is dropped first. So a revision that was interrupted can run again.
+    """Build the index while others write to `table`. If a valid index of this name exists, it is kept. If an invalid
+    one exists, it is dropped first. So a revision that was interrupted can run again.
 
     The statements before this call in the revision are committed first, so they must be safe to repeat
     (`if_not_exists`).
@@ -58,7 +59,7 @@ def end_transaction() -> None:
     """Commit the statements before this call. They must be safe to repeat (`if_not_exists`).
 
     Call this between two statements that lock different tables against writers. Under load, some transaction nearly
-    always holds a lock on one of the tables. So a revision that needs both locks at the same time would rarely get
+    always holds a lock on one of the tables. So a revision that needed both locks at the same time would rarely get
     them.
     """
     with op.get_context().autocommit_block():

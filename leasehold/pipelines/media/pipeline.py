@@ -1,8 +1,8 @@
-"""Declares the media pipeline, which turns one picture into three files and the requested variants. The API imports
-this module, so it imports no heavy library.
+"""Declares the media pipeline, which turns one picture into three files and the requested variants. This module imports
+no heavy library, because the API imports it.
 
 If JPEG cannot hold the picture, the step `resize` also writes a lossless master: `resize.png` for a still with
-transparency, `resize.webp` for an animation. The step `webp` starts from the master, or else from `resize.jpg`, and
+transparency, `resize.webp` for an animation. The step `webp` reads the master or, if there is none, `resize.jpg`. It
 writes the variants (further files that the client asked for) and `final.webp`.
 """
 
@@ -23,7 +23,7 @@ _TIMEOUT = timedelta(seconds=90)
 
 
 class MediaParams(BaseModel):
-    """The parameters of a picture. A picture that is not of the declared `content_type` is refused as `mislabelled`."""
+    """The parameters of a picture. A picture of another type than `content_type` is refused as `mislabelled`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,8 +41,8 @@ class MediaParams(BaseModel):
         return tuple(name for name in VARIANTS if name in names)
 
 
-# An `isolated` step runs in a child process without network, within `limits`. Raise `version` when the step writes
-# other bytes than before.
+# An `isolated` step runs in a child process without network, within `limits`. Raise the `version` of a step if you
+# change the bytes that it writes.
 media = Pipeline(
     "media",
     params=MediaParams,
@@ -73,8 +73,8 @@ MEDIA = Kind(
         "leasehold.api.media.events:router",
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",  # bytes that count for the tenant
-    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist. The object
-    # of a job past its retention need not exist, because retention deletes objects before rows.
+    # `leasehold doctor --reconcile` uses this to find out which pictures have a row, and which uploaded objects must
+    # exist. The object of a job past its retention need not exist, because retention deletes objects before rows.
     objects=Objects(
         prefix="media/",
         owners="SELECT id FROM media WHERE id = ANY($1)",

@@ -1,6 +1,6 @@
 """Reads the size and the number of frames from a picture's structure, without a decoder, without allocating pixels, and
 in a bounded number of steps.
 
-There is one module for each container, each with `read(data) -> Header`. `inspection` checks the limits on this header
-before a decoder reads the file, and `decode` compares the decoder's values with the header afterwards.
+There is one module for each file format, with a function `read(data) -> Header`. `inspection` checks the header against
+the limits before a decoder reads the file, and `decode` later compares the decoder's values with the header.
 """

@@ -13,7 +13,7 @@ MAX_CHUNKS = 100_000
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error if the data of the last chunk is too short."""
+    """Read the header. Raises Permanent `corrupt_image`, or struct.error if the data of the last chunk is too short."""
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
         raise corrupt_image("the file ends early")
@@ -34,7 +34,7 @@ def read(data: bytes) -> Header:
 
 
 def _size(kind: bytes, data: bytes, body: int) -> tuple[int, int]:
-    """The size that a chunk names: of the canvas, a bitstream, or a frame with its offset. 0, 0 for other chunks."""
+    """The size that a chunk names: of the canvas, a bitstream, or a frame with its offset. Other chunks: (0, 0)."""
     if kind == b"VP8X":
         return _uint24(data, body + 4) + 1, _uint24(data, body + 7) + 1
     if kind == b"VP8 ":
