@@ -31,6 +31,7 @@ from leasehold.domain.step_names import MAX_STEP_NAME
 _MAX_ATTEMPT = 2**31 - 1
 #: While a client follows the items, the API reads at most this many at once.
 _BATCH = 500
+#: The content type of server-sent events. A client that accepts this type follows the items.
 EVENT_STREAM = "text/event-stream"
 
 _After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only items with a greater number.")]
@@ -41,6 +42,7 @@ _OfAttempt: TypeAlias = Annotated[
 ]
 _Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
 
+#: For the API reference: the problems of a request with an invalid query or header.
 INVALID = {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"}
 #: The two forms of a successful answer: a page of JSON, or server-sent events.
 PAGE_OR_SSE: dict[int | str, dict[str, Any]] = {

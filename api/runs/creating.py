@@ -48,6 +48,7 @@ from leasehold.transitions.runs import CreatedRun, Duplicate, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+#: For the API reference: the answer to a request whose dedupe key an unfinished run already has.
 _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
     200: {"model": RunAccepted, "description": "An unfinished run already has the `dedupe` key: the answer names it."}
 }

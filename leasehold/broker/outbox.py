@@ -103,10 +103,12 @@ WITH asynchronous_commit AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 """
+# Deletes rows of `outbox`. $1: their ids.
 ANNOUNCED = f"""
 -- announced{_WITH_ASYNCHRONOUS_COMMIT}DELETE FROM outbox o USING asynchronous_commit
 WHERE o.id = ANY($1::bigint[])
 """
+# Deletes rows of `outbox_batch`. $1: their ids.
 BATCHES_ANNOUNCED = f"""
 -- batches_announced{_WITH_ASYNCHRONOUS_COMMIT}DELETE FROM outbox_batch o USING asynchronous_commit
 WHERE o.id = ANY($1::bigint[])

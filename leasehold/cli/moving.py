@@ -75,6 +75,8 @@ _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
 """
+# $1 tenant, $2 the old cell, $3 the new cell, $4 direction, $5 stage. If the tenant has a row of an earlier move, this
+# replaces the row.
 _WRITE_MOVE = """
 INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,

@@ -77,6 +77,7 @@ async def served(connection: Connection, places: Collection[Place], dead: Sequen
     }
 
 
+# $1 queue, $2 pipelines. The name of a handler is `pipeline.step`, so without its last part it is the pipeline's name.
 _OF_PIPELINES = """
 -- handlers_of_pipelines
 SELECT name.pipeline, min(h.name) AS handler
@@ -96,6 +97,7 @@ async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: C
     return {row["pipeline"]: row["handler"] for row in rows}
 
 
+# $1 queue, $2 how many names to return at most, $3 the dead workers.
 _NAMES = """
 -- handler_names
 SELECT DISTINCT h.name FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)

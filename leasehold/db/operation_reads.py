@@ -19,12 +19,14 @@ j.id, j.tenant_id, j.status, j.params, j.error, j.cancel, j.created_at, j.starte
 # template was written before the platform had bulk operations.
 _IS_OPERATION = "j.pipeline = 'bulk_operation' AND NOT EXISTS (SELECT FROM run r WHERE r.job_id = j.id)"
 
+# $1 operation, $2 its tenant (NULL: any tenant). LIVES leaves out jobs that are deleted or past their retention.
 FIND = f"""
 -- operation_find
 SELECT {_COLUMNS} FROM job j
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
 """
 
+# $1 ids, $2 tenant (NULL: any tenant). A tenant finds only operations on its own jobs (`of_tenant`, see LIST).
 EXISTING = f"""
 -- operation_existing
 SELECT j.id FROM job j
@@ -32,8 +34,9 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2 AND j.par
   AND {_IS_OPERATION} AND {LIVES}
 """
 
-# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. (EXISTING has this condition, too.) An
-# operator's operation may act on the jobs of other tenants. $4: whether the page also has such operations.
+# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
+# jobs of other tenants. $1 tenant, $2 the last operation of the previous page (or NULL), $3 limit. $4: whether the page
+# also has operations on the jobs of other tenants.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -42,6 +45,7 @@ WHERE j.tenant_id = $1 AND {_IS_OPERATION} AND ($2::uuid IS NULL OR j.id < $2) A
 ORDER BY j.id DESC LIMIT $3
 """
 
+# $1 operation, $2 its tenant, $3 the last job of the previous page (or NULL), $4 limit.
 REFUSALS = """
 -- operation_refusals
 SELECT r.job_id, r.code, r.detail, r.at FROM operation_refusal r

@@ -215,6 +215,7 @@ async def queues(
     return await connection.fetch(_QUEUES, at_most, in_all, silent_seconds, after, limit)
 
 
+# $1: queues. $2: for each of these queues, how many tasks are counted at most.
 _RUNNABLE = """
 -- queues_runnable
 SELECT counted_queue.queue, (

@@ -24,6 +24,7 @@ _FAR_SHARE = 0.25
 #: A process remembers the counts of at most this many tenants.
 _MAX_TENANTS = 10_000
 
+# $1 tenant, $2 LEAST_COUNTED.
 _COUNT = """
 -- upload_room
 SELECT coalesce(sum(greatest(bytes, $2)), 0)::bigint FROM upload WHERE tenant_id = $1 AND open

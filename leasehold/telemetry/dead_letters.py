@@ -22,6 +22,7 @@ BY_PIPELINE = fast_counter(
 )
 #: Codes of dead letters that only the owner of a webhook can mend. Operators need no alert about them.
 _OF_OWNERS = frozenset({"webhook_disabled"})
+#: BY_PIPELINE has a label for each pipeline in `_declared`. Dead letters of all other pipelines count as `other`.
 _OTHER = "other"
 _declared = {_OTHER}
 #: Bounds the number of different codes, because handlers choose them.

@@ -13,6 +13,7 @@ import orjson
 #: The escape of a NUL character in JSON: `\u0000`. If an odd number of backslashes stands before `\u0000`, the last of
 #: these backslashes escapes the backslash of `\u0000`, and the text is no NUL.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+#: The last chunk of a stream that is cut. It tells readers that further chunks were dropped.
 _CUT = b'{"cut":true}'
 
 

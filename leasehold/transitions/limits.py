@@ -46,6 +46,7 @@ class TenantRules:
 #: This ending has _SUFFIX_LENGTH characters.
 _SUFFIX_LENGTH = 1 + LENGTH
 
+# $1 tenants, $2 EVERYBODY.
 _TENANT_RULES = """
 -- run_surroundings
 SELECT tenant.id AS tenant_id,
@@ -152,7 +153,7 @@ async def _lock_changes(connection: Connection) -> None:
 # of one value of the payload. Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`.
 # Jobs wait at the followers, and not at the declared limit. The follower's key for a value of the payload is the
 # declared key and `=DIGEST`. To find the declared key, the statement cuts off a fixed length, because the declared key
-# itself may contain `=`.
+# itself may contain `=`. $1 and $2: the tenant and the key of the declared limit. $3 and $4: its bounds.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
@@ -200,7 +201,8 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
 
 # If a tenant's own limit `tenant` is withdrawn, its row stays, because jobs may wait at the limit. The row gets the
 # bounds of EVERYBODY's limit `tenant`. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no
-# rows gives NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
+# rows gives NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back. $1 and $2: the tenant and the key
+# of the limit.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute

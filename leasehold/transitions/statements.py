@@ -10,6 +10,7 @@ import re
 
 import leasehold.transitions as room
 
+#: The first line of a named statement. Group 1 is the name.
 _NAME = re.compile(r"\s*-- ([a-z_]+)\n")
 
 

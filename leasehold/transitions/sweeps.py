@@ -146,6 +146,7 @@ async def _lock_in_order(
     return [row["id"] for row in await connection.fetch(statement, limit, only_job, *parameters)]
 
 
+# $1 and $2 are `limit` and `only_job` of `_lock_in_order`.
 _LOCK_JOBS_PAST_DEADLINE = f"""
 -- expire_jobs_lock
 SELECT j.id FROM job j
@@ -155,6 +156,9 @@ ORDER BY j.deadline_at LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
+# $1 the locked jobs. Each step that the statement ends gets an event, and only the last event of a job shows the job's
+# new status. If the job still waited at its limits (`held`) and had a time within which it must start
+# (`start_within_seconds`), its error is `not_started_in_time`; otherwise it is `deadline_exceeded`.
 EXPIRE_JOBS = """
 -- expire_jobs
 WITH ended_steps AS (

@@ -144,6 +144,7 @@ _NAME = r'(?!ONLY\b)(?:"?\w+"?\.)?"?(\w+)"?'
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
 _DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
 _ADDED_CONSTRAINT = re.compile(rf"ADD CONSTRAINT {_NAME}")
+#: A text in quotes. `_add_column` removes such texts before it looks for keywords, such as DEFAULT.
 _QUOTED = re.compile(r"'[^']*'")
 #: Column types whose default is a number from a sequence.
 _SERIAL = re.compile(r"\b(?:small|big)?serial\b", re.IGNORECASE)

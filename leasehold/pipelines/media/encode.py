@@ -28,6 +28,7 @@ Settings = dict[str, Any]
 _VP8X_FLAGS = 20  # the position of the header's flags in the file
 _ALPHA_FLAG = 0x10
 
+# The steps `resize` (RESIZED_JPEG) and `compress` (SMALL_JPEG) write JPEG files.
 RESIZED_JPEG: Settings = {"format": "JPEG", "quality": 90, "subsampling": "4:4:4"}
 SMALL_JPEG: Settings = {
     "format": "JPEG",

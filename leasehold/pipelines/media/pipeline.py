@@ -18,6 +18,7 @@ from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.variants import VARIANTS, VariantName
 
 MIB = 1024 * 1024
+#: The limits, and the time limit, of each step.
 _LIMITS = Limits(memory_bytes=1536 * MIB, cpu_seconds=90, file_bytes=256 * MIB)
 _TIMEOUT = timedelta(seconds=90)
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection, row_count, unindexed, within_minute
 
+# $1 job, $2 its tenant. `finished`: whether the job has ended already.
 EXPIRE_EARLY = """
 -- expire_early
 UPDATE job

@@ -35,6 +35,7 @@ _MAX_SECONDS = 300.0
 #: The largest object of a file service that can be replaced, in bytes. The size is bounded, because the object is first
 #: downloaded as a backup.
 _MAX_BACKUP_BYTES = 2 * 1024**3
+#: The content type of every object that is copied.
 _BINARY = "application/octet-stream"
 #: The field in an object's metadata that names the call that wrote the object.
 _CALL_FIELD = "promotion"

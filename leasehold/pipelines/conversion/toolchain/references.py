@@ -20,6 +20,7 @@ from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
+#: The number of random samples that are made if there are no reference images.
 _GENERATED_SAMPLES = 16
 #: At most this many bytes of samples stay in memory. (For an input of 3 x 640 x 640, the samples of 100 images fit.)
 #: Each pass over the samples makes all others again.

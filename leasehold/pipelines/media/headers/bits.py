@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leasehold.pipelines.media.refusals import corrupt_image
 
+#: An Exp-Golomb code with more leading zeros is refused, because no parameter of a picture needs such a large number.
 _MAX_NUMBER_BITS = 32
 
 

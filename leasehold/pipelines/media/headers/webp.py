@@ -9,6 +9,7 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
+#: A file with more chunks is refused, so that a header is read in a bounded number of steps.
 MAX_CHUNKS = 100_000
 
 
