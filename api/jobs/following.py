@@ -119,7 +119,8 @@ async def _follow(
     while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
             # Read the last number before the page. In the opposite order, an item that is written between the two
-            # queries would count as sent.
+            # queries would be missed, because the wait below is only for newer items, and because the stream ends if
+            # the job has ended.
             last_number = (await source.read_last_numbers(connection, [job_id])).get(job_id, ENDED)
             page = await source.read_page(connection, tenant_id, job_id, last_sent, query.filter, _BATCH)
         for item in page:

@@ -76,8 +76,8 @@ async def create_upload_url(
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket, upload):
         # This request repeats an earlier request, and more than half of the first URL's lifetime has passed. So the
-        # same media gets a new URL. An earlier repetition gets the first answer unchanged. A repetition after the end
-        # of the upload also gets the first answer, although the first URL may not work any more.
+        # same media gets a new URL. A repetition that comes sooner gets the first answer unchanged. A repetition after
+        # the end of the upload also gets the first answer, although the first URL may not work any more.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")

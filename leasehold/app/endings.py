@@ -35,9 +35,9 @@ class Endings:
         self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Wait until the run ends. Returns False if it does not end within `seconds`; None: wait without a limit. The
-        caller must have checked that the run belongs to the caller's tenant, because the query of this class does not
-        check it.
+        """Wait until the run ends, but not longer than `seconds` (None: without a limit). Returns whether it has ended.
+        The caller must have checked that the run belongs to the caller's tenant, because the query of this class does
+        not check it.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)

@@ -33,9 +33,9 @@ from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import MAX_DELAY, NAME, Pipeline, PipelineLimit, RunTerms, Step
 
 P = ParamSpec("P")  # the parameters of the function
-Q = ParamSpec("Q")  # its parameters after the first argument
-R = TypeVar("R")  # the type of its result
-A = TypeVar("A")  # the type of its first argument
+Q = ParamSpec("Q")  # the function's parameters after the first argument
+R = TypeVar("R")  # the type of the function's result
+A = TypeVar("A")  # the type of the function's first argument
 C = TypeVar("C")  # the value of a call of the function: its result, or a coroutine that returns the result
 
 #: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
@@ -183,8 +183,8 @@ class Task(Generic[P, R]):
         """Run the function here and now, without a server. Its arguments and its result are converted to JSON and back,
         as in a worker.
 
-        Raises what the function raises, and InvalidArguments. Raises RuntimeError for an `async def` in a running event
-        loop, where `alocal` must be used.
+        Raises the errors of the function, and InvalidArguments. Raises RuntimeError for an `async def` if an event loop
+        runs already: use `alocal` there.
         """
         if self._is_async:
             return asyncio.run(self.alocal(*args, **kwargs))
@@ -265,7 +265,7 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
         """Submit a run. A worker will run the function. Returns when the run is committed.
 
         Raises InvalidArguments if the arguments do not fit, Invalid for a wrong option, and Conflict for an `id` that
-        another run has. Raises Unanswered if there was no answer. Then the run may or may not exist.
+        another run has. Raises Unanswered if no answer came. In this case the run may or may not exist.
         """
         return self._submit([self._call_with_options(args, kwargs)])[0]
 

@@ -1,5 +1,6 @@
-"""The outbox: hints (messages that tell workers of due tasks) that a commit wrote. The process that committed publishes
-them immediately. The relay, a loop of each worker, sends the rest.
+"""The outbox has the hints (messages that tell workers of due tasks) that a transaction has committed, until the broker
+has confirmed them. The process that committed the hints publishes them immediately. The relay (a loop of each worker)
+publishes the hints that this process did not publish.
 
 One hint has a row of `outbox`. Several hints of one submission have a common row of `outbox_batch` (a batch), which is
 deleted once the broker has confirmed all these hints. If hints stay unconfirmed too long, the relay turns the batch
@@ -59,10 +60,10 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant), batch)
 
 
-# Take due rows. The ids are an array and not a join. The planner would begin a join by reading the whole table, because
-# its statistics show an almost empty outbox. But the table may still contain many deleted rows that no vacuum has
-# removed yet. $1: how many rows to take at most. $2: the statement takes only rows whose `relay_at` is at most this
-# long ago.
+# Take due rows. The statement finds the rows by an array of ids, and not by a join. The planner would begin a join by
+# reading the whole table, because its statistics show an almost empty outbox. But the table may still contain many
+# deleted rows that no vacuum has removed yet. $1: how many rows to take at most. $2: the statement takes only rows
+# whose `relay_at` is at most this long ago.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'

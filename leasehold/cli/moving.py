@@ -3,7 +3,8 @@
 The table `tenant_move` of the old cell stores the stage of the move. If a command was killed, the next command goes on
 from this stage. The stages:
 
-- drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. Running steps end.
+- drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. The command waits
+until the tenant's running steps have ended.
 - copy: the old cell refuses each change of the tenant's rows. The command copies the rows as one snapshot shows them,
   then the objects. It compares each copy with its original.
 - switch: one transaction inserts the copies into the tables of the new cell.
@@ -281,7 +282,7 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
     `still_running` if the tenant's running steps do not end in time. The move then stays in the stage `drain`.
     """
     for path in move.maps:
-        _map_with_tenant(path, move)  # a wrong map must not end the command after the switch
+        _map_with_tenant(path, move)  # check now: a wrong map must not end the command after the switch
     async with _open_cells(settings, other_settings, move) as cells:
         stage = await _begin_or_resume(cells, other_settings, settings, move)
         objects = 0
@@ -552,7 +553,7 @@ async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
 
 
 async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
-    """Raises Conflict `uploads_open` while this cell's URLs accept uploads of the tenant, or its forms may arrive."""
+    """Raises Conflict `uploads_open` while this cell's URLs still accept uploads of the tenant, or forms may arrive."""
     row = await cells.source.fetchrow(_OPEN_UPLOADS, move.tenant)
     if row is not None and row["uploads"]:
         uploads = counted(row["uploads"], "upload", "uploads")

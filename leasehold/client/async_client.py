@@ -30,8 +30,8 @@ from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, async_pieces
 from leasehold.client.waiting import HOLD_SECONDS, Waiting
 
-#: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
-#: form.
+#: A function that opens the files of a form, and lets the ExitStack close them. It returns the options with which the
+#: HTTP library sends the form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed

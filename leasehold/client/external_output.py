@@ -58,7 +58,7 @@ class OutputBuffer:
         return count
 
     async def flush(self) -> None:
-        """Send all items. Raises what `send` raises; the next `flush` then begins with the same request."""
+        """Send all items. Raises the errors of `send`. After one, the next `flush` begins with the same request."""
         async with self._lock:
             while self._items:
                 # A request that has no answer yet is sent again with the same items.

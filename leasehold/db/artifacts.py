@@ -38,8 +38,8 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`. It is empty without a
-    note.
+    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`. The result is empty if
+    the task has no note.
     """
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 

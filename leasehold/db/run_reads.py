@@ -140,7 +140,7 @@ async def list_runs(
 
 # $1: at most this many due tasks are counted in one queue. $2: about this many are counted at most in all queues of the
 # page together. $3: a worker without a heartbeat for this many seconds is silent. (In most cases a silent worker has
-# died, and its row is left.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
+# died, but its row still exists.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
 # queues. `queue_with_tasks`: the queues with tasks that wait to run, now or later; the recursion jumps through an index
 # from queue to queue. `served_queue`: the queues that workers serve, without draining and silent workers.
 # `queue_starts`: by queue, how many attempts the workers started in their last minute. `share`: at most `max_tasks` due
@@ -271,8 +271,8 @@ async def workers(
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
     """The registered workers, the oldest first, each with the number of tasks that it has leased. `silent`: the worker
-    has had no heartbeat for `silent_seconds`. In most cases it has died, and its row is left. `after`: the start and
-    the id of the last worker of the previous page; None: this is the first page. `limit`: the page has at most this
-    many workers.
+    has had no heartbeat for `silent_seconds`. In most cases such a worker has died, but its row still exists. `after`:
+    the start and the id of the last worker of the previous page; None: this is the first page. `limit`: the page has at
+    most this many workers.
     """
     return await connection.fetch(WORKERS, silent_seconds, *(after or (None, None)), limit)

@@ -295,7 +295,7 @@ class _Child:
 
 @asynccontextmanager
 async def evaluating(settings: Settings) -> AsyncIterator[Evaluator]:
-    """An evaluator for the block."""
+    """Open an evaluator, and close it after the block."""
     evaluator = Evaluator(EvaluationLimits.of(settings))
     try:
         yield evaluator

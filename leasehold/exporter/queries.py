@@ -237,8 +237,8 @@ FROM (
 ) AS held
 """
 
-# The first line of each statement of the platform has its name, which PostgreSQL's views and logs show. All other
-# statements are counted as `other`.
+# Counts, by name, the statements that have run for more than a second. The first line of each statement of the platform
+# has its name. All other statements are counted as `other`.
 SLOW = r"""
 -- exporter_slow
 SELECT CASE WHEN starts_with(application_name, 'leasehold ')

@@ -13,7 +13,7 @@ from leasehold.domain.lease import Lease
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 
-#: The most characters of a summary. The rest is cut off.
+#: A summary is cut after this many characters.
 MAX_SUMMARY = 500
 
 

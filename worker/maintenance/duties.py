@@ -64,8 +64,8 @@ _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: In one turn, a duty ends at most this many jobs, or reports the ends of at most this many. After a turn with this
 #: many jobs, the next turn follows immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
-#: The largest part of the time that the duty `_follow_children` takes. Exception: it runs at least once in
-#: LATEST_SECONDS. The part is larger than MAX_BUSY, because workflows wait for this duty.
+#: The duty `_follow_children` takes at most this part of the time. Exception: it runs at least once in LATEST_SECONDS.
+#: The part is larger than MAX_BUSY, because workflows wait for this duty.
 _MAX_BUSY_WITH_RUNS = 1 / 10
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -277,13 +277,14 @@ class Duties:
             for fired in created_runs:  # announce first, because an admission may fail, or wait for a locked limit
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
-            for fired in created_runs:  # `departed`: runs that left their places in the limits
+            for fired in created_runs:  # `departed`: runs that have been replaced
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
         return 0.0 if has_more else None
 
     async def _write_declared_schedules(self, connection: Connection) -> None:
-        """Write the schedules of this worker's tenant. Exception: if the map of cells places the tenant in another
-        cell, the tenant's schedules fire there, and this writes none.
+        """Write the declared schedules of this worker's tenant: first those that this worker has not written yet. Then,
+        every _DECLARED_SECONDS, write again those of apps that no worker writes any more. Exception: if the map of
+        cells places the tenant in another cell, the schedules fire in that cell, and this writes none.
         """
         if self._lives_elsewhere():
             return

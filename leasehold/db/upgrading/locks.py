@@ -1,8 +1,8 @@
 """Computes which table locks each statement of a revision (a migration) takes, and which tables it scans or rewrites.
 
-plan.py shows these before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every
-statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If no rule
-matches a statement, its effect is not known (`Effect.known`).
+plan.py shows the locks and tables before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py
+runs every statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If
+no rule matches a statement, its effect is not known (`Effect.known`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint, so the poll skips it until it has
-#: been due for `share.overdue` (see the CTE `shares`).
+#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint, so the poll skips the task until
+#: it has been due for the time `share.overdue` (see the CTE `shares`).
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
@@ -180,8 +180,8 @@ async def poll(
     `shares`: for each tenant, how many of its tasks run on this worker, and how many more this poll may claim (None:
     any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: as `overdue`, for tenants that are not in `shares`. The poll uses the smaller of the two values.
-    None: the poll uses `overdue` for all tenants.
+    `other_overdue`: replaces `overdue` for tenants that are not in `shares`, if it is smaller. None: the poll uses
+    `overdue` for all tenants.
     """
     requested_at = monotonic()
     rows = await connection.fetch(
