@@ -120,7 +120,7 @@ class Edge:
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
-            tenant_requests.end(scope["state"])
+            tenant_requests.end(scope["state"])  # the request is no longer under way (see Require.admit)
             _record_request(scope, answer.status, perf_counter() - started_at, span, identity)
 
 
@@ -167,6 +167,7 @@ def _record_request(scope: Scope, status: int | None, seconds: float, span: trac
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"
+    # With `wait`, the API may hold the request back for a while. Such durations are recorded apart from all others.
     is_long_poll = "yes" if b"&wait=" in b"&" + scope.get("query_string", b"") else "no"
     REQUESTS.labels(route, method, code, is_long_poll).observe(
         seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))

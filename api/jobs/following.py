@@ -105,6 +105,7 @@ async def answer(
         events = _follow(services, source, watch, tenant_id, job_id, query)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
+        # Read one item more than the page has, to learn whether further items follow.
         rows = await source.read_page(connection, tenant_id, job_id, query.after, query.filter, query.limit + 1)
     page = rows[: query.limit]
     return json_response({source.member: page, "next_after": page[-1]["n"] if len(rows) > query.limit else None})

@@ -28,6 +28,7 @@ def worker_of(app: AppOfProgram, settings: Settings) -> Worker:
     """
     pipelines = app.pipelines()
     queues = ServedQueues.chosen(pipelines, settings)
+    # Tasks that this worker runs in child processes (`process=True`). `imported`: the modules that children import.
     in_processes = [
         task for task in app.tasks.values() if task.terms.process and task.pipeline.steps[0].queue in queues.every
     ]

@@ -52,7 +52,7 @@ class Request(Lacking):
     its own, because all these calls are steps of one run. A retry keeps the id.
     """
 
-    _IN_CELERY, _LACKS = "Context", OF_REQUEST
+    _IN_CELERY, _LACKS = "Context", OF_REQUEST  # Celery's class, and its attributes that are missing here
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CeleryTask(Lacking):
     `name`: the task's name in Celery. `task`: the task in Leasehold.
     """
 
-    _IN_CELERY, _LACKS = "Task", OF_TASK
+    _IN_CELERY, _LACKS = "Task", OF_TASK  # Celery's class, and its attributes that are missing here
     MaxRetriesExceededError = MaxRetriesExceededError
 
     def __init__(self, app: CeleryApp, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
@@ -156,7 +156,7 @@ class CeleryTask(Lacking):
             celery_id=task_id,
             start_at=None if eta is None else _in_utc(eta),
         )
-        self.app.settle()
+        self.app.settle()  # from now on the app refuses another `task_default_queue`
         run = Prepared(self.task, options).submit(
             args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at, task_id=task_id
         )

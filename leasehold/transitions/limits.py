@@ -178,6 +178,7 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     name = name.partition(":")[0]
     if kind == "tenant":
         return
+    # `in_code`: the pipelines in code whose jobs may have the key. `in_template`: SQL, the same for templates.
     if kind == "queue":
         in_code = [pipeline for pipeline in pipelines if any(step.queue == name for step in pipeline.steps)]
         in_template = "declaration->'steps' @> jsonb_build_array(jsonb_build_object('queue', $2::text))"

@@ -102,6 +102,7 @@ def _from_handler_on(part: TracebackException) -> StackSummary:
 def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[timedelta]) -> Failure:
     """The settlement of an attempt that ended with `error`. `ladder`: the delays before the task's further attempts."""
     cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
+    # Crashes (ends of the child process) are counted separately from all other failures.
     failures_before = claimed.crashes if cause == "crash" else claimed.errors
     delay = delay_after(failures_before + 1, ladder)
     if isinstance(error, Unforeseen):

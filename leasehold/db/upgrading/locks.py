@@ -181,6 +181,7 @@ def _create_table(schema: SchemaTables, match: re.Match[str], text: str) -> Effe
     schema.new_tables.add(match[1])
     parent = re.search(rf"\bPARTITION OF {_NAME}", text)
     locks = [Lock(parent[1], _ACCESS_EXCLUSIVE)] if parent else _locks_of_references(text)
+    # A new partition locks its parent, but not the other partitions.
     return Effect(tuple(locks), recurses=False)
 
 

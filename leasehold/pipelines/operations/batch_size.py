@@ -30,7 +30,7 @@ class BatchSize:
     def record_batch(self, jobs: int, seconds: float) -> None:
         """Record that a batch of `jobs` held its locks for `seconds`."""
         self._seconds_of_job = max(seconds / jobs, _DECAY * self._seconds_of_job)
-        self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))
+        self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))  # at most twice the last size
 
     def _jobs_in_time(self) -> int:
         """How many jobs a batch may have, to take at most BATCH_SECONDS. A batch of up to SMALL_BATCH jobs may take

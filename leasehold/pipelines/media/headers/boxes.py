@@ -16,10 +16,10 @@ def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         body = start + 8
-        if size == 1:
+        if size == 1:  # the size is in 64 bits after the kind
             (size,) = struct.unpack_from(">Q", data, body)
             body += 8
-        stop = start + size if size else end
+        stop = start + size if size else end  # size 0: the box goes on to the end of the range
         if stop < body or stop > end:
             raise corrupt_image("the file ends in the middle of a box")
         yield kind, body, stop

@@ -30,9 +30,9 @@ def read(data: bytes) -> Header:
             break
         if kind == b"IHDR" and position > _FIRST_CHUNK:
             raise corrupt_image("the file has two headers")  # the decoder would use the last one
-        if kind == b"acTL":
+        if kind == b"acTL":  # this chunk declares the number of frames
             declared_frames = max(declared_frames, *struct.unpack_from(">I", data, position + 8))
-        elif kind == b"fcTL":
+        elif kind == b"fcTL":  # each frame has one such chunk
             frame_chunks += 1
         position = end
     # A file may declare more frames than it has, or fewer. The larger number counts, so that the limits hold in both

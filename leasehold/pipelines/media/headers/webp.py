@@ -29,8 +29,8 @@ def read(data: bytes) -> Header:
             raise corrupt_image("the file has too many chunks")
         chunk_width, chunk_height = _size(kind, data, body)
         width, height = max(width, chunk_width), max(height, chunk_height)
-        frames += kind == b"ANMF"
-        position = body + length + (length & 1)
+        frames += kind == b"ANMF"  # each frame has one such chunk
+        position = body + length + (length & 1)  # chunks are padded to an even length
     return Header(width, height, max(frames, 1))
 
 
