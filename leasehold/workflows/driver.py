@@ -103,8 +103,8 @@ class Driver:
         self._max_calls = max_calls
         self._max_call_bytes = max_call_bytes
         self._call_count = 0  # calls whose rows of the journal were read or written, for the limit `max_calls`
-        self._replay = Replay(())
-        self._signals: deque[StoredSignal] = deque()
+        self._replay = Replay(())  # the rows of the journal to which the code has not come yet
+        self._signals: deque[StoredSignal] = deque()  # signals that `_read` has read, and no call has taken
         # Together with the journal, `_read` reads only the oldest signals. `_last_signal`: the id of the last signal
         # that `_read` has read, if there are more signals than it has read; else None. `_last_of_name`: name -> the id
         # of the last signal of this name that `_take_signal` has read since.
@@ -116,9 +116,9 @@ class Driver:
         # Ends with a failure, each with the branch of its call. `_date_failures` decides their times, and moves them to
         # `_ends`.
         self._failures: list[tuple[Branch, Call]] = []
-        self._main: Branch | None = None
-        self._active: Branch | None = None
-        self._no_task = NoTask()
+        self._main: Branch | None = None  # the branch of the workflow's own coroutine
+        self._active: Branch | None = None  # the branch whose code runs now
+        self._no_task = NoTask()  # keeps asyncio's tasks away from the workflow's code
         self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # (branch, number) -> the call that waits
         # id() of a Pending -> the branches, gathers and calls that wait for this Pending. A RunCall waits for the end
@@ -129,7 +129,7 @@ class Driver:
         self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`, and `ctx.run` of limited tasks.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]] = {}
-        self._committing = asyncio.Lock()
+        self._committing = asyncio.Lock()  # held by `_commit`
         self._cancelling = False  # the workflow has seen the cancel (see `_cancel`)
         self._clock_began: datetime | None = None  # PostgreSQL's time when the loop's clock was 0
         self._cancelled_at: datetime | None = None  # when the cancel was requested; `_read` reads it with the journal

@@ -65,7 +65,7 @@ _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: many jobs, the next turn follows immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
 #: The duty `_follow_children` takes at most this part of the time. Exception: it runs at least once in LATEST_SECONDS.
-#: The part is larger than MAX_BUSY, because workflows wait for this duty.
+#: The part is larger than MAX_BUSY, the part for other such duties, because workflows wait for this duty.
 _MAX_BUSY_WITH_RUNS = 1 / 10
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -105,7 +105,7 @@ class Duties:
         self._keep_seconds = settings.retention_days * 86_400
         self._last_limit = _BEFORE_ALL  # the last limit that the latest turn of `_admit` served
         self._registration = registration
-        self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
+        self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)  # true while this worker leads
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; `_fire_schedules` writes them
         self._declared_at = monotonic()
@@ -358,8 +358,9 @@ def _cells_of(settings: Settings) -> Cells | None:
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     """Returns a function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    If the connection leads to a standby, that function raises one of TRY_AGAIN, because a standby may lack the newest
-    rows. For example, by older rows housekeeping would delete the objects of a job that has been retried meanwhile.
+    If the connection leads to a standby, that function raises one of TRY_AGAIN (errors after which a duty tries again),
+    because a standby may lack the newest rows. For example, by older rows housekeeping would delete the objects of a
+    job that has been retried meanwhile.
     """
     permits = asyncio.Semaphore(at_most)
 
