@@ -1,9 +1,9 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
-`Worker` enters `open_parts` once. The parts open in the order of their dependence: servers (database, broker, store),
-registration (the worker's row), announcer (publishes hints, the messages about due tasks), heartbeat, batchers, runner,
-slot pools, duties (maintenance loops). Before all of them, worker/warm_up.py makes the work directory and starts the
-children (the processes of isolated steps).
+`Worker` enters `open_parts` once. Each part uses the parts before it, so they open in this order: servers (database,
+broker, store), registration (the worker's row), announcer (publishes hints, the messages about due tasks), heartbeat,
+batchers, runner, slot pools, duties (maintenance loops). Before `open_parts`, worker/warm_up.py makes the work
+directory and starts the children (the processes of isolated steps).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = structlog.get_logger(__name__)
 
 #: The most tasks that one statement claims or settles, and the most requests of workflows in one round trip.
 _BATCH = 128
-#: Seconds for which a worker that starts waits for the database.
+#: While a worker starts, it waits for the database for at most this many seconds.
 _PATIENCE_SECONDS = 60.0
 #: Before a worker claims tasks, it waits for its presence (the lock by which other workers see that it lives), for at
 #: most this many seconds.
@@ -220,8 +220,8 @@ def _registration_of(
     children: Children,
 ) -> Registration:
     """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because this process has loaded
-    them by now. The children load the handlers of isolated steps: `loaded_handlers` adds these handlers for each
-    pipeline of the children. If this worker has refused its children by now, they have no pipelines.
+    them by now. The children load the handlers of isolated steps, and `loaded_handlers` adds these handlers for each
+    pipeline of the children. If `_servable_queues` has closed the children by now, they have no pipelines.
     """
     handlers = pipelines.loaded_handlers(children.pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
@@ -256,7 +256,7 @@ async def _open_servers(
     warming: asyncio.Task[frozenset[str]],
 ) -> tuple[Pool, Broker, ObjectStore, dict[str, Any]]:
     """Open the connections and the inline pipelines. Meanwhile the children load their handlers on other cores, which
-    takes a second. Wait for the children only if the worker has no inline queue to serve.
+    takes about a second. If the worker has an inline queue to serve, this function does not wait for the children.
     """
     broker = make_broker(settings)
     store = ObjectStore.from_settings(settings)
@@ -300,12 +300,13 @@ async def _close_pool(pool: Pool) -> None:
 
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Wait for the children. Returns the queues that the worker may serve. The isolated queues are among them only if
-    this kernel has the fences that confine children, or if LEASEHOLD_ISOLATION=best_effort.
+    """Wait until the children have started. Returns the queues that the worker may serve. The isolated queues are among
+    them only if this kernel has the fences that confine children, or if LEASEHOLD_ISOLATION=best_effort. If the
+    isolated queues are left out, close the children.
     """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
-    if not queues.isolated <= allowed:  # `allowed` lacks all isolated queues, because it has all of them or none
+    if not queues.isolated <= allowed:  # no child has work: `allowed` has either all isolated queues or none of them
         await warm_up.children.close()
     return allowed
 

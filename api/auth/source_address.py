@@ -19,8 +19,8 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 def source_address(request: Request) -> str | None:
     """The first address, on the way from this server to the client, that is not in LEASEHOLD_TRUSTED_PROXIES. If all
-    addresses belong to trusted proxies: the address that is nearest to the client. None: the server does not know the
-    address of its peer.
+    addresses belong to trusted proxies, it is the address that is nearest to the client. None: the server does not know
+    the address of its peer.
 
     Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end.
     It reads only the entries that trusted proxies wrote, because a client may have invented the others.

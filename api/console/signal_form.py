@@ -16,7 +16,7 @@ from leasehold.api.http.strict_json import refusal
 from leasehold.domain.errors import Invalid
 
 Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "json"]
-#: The largest numbers of fields in a form, and of choices in a field.
+#: A form has at most this many plain fields. A plain field has at most this many choices.
 _MAX_FIELDS, _MAX_CHOICES = 20, 50
 #: A type of JSON Schema -> the kind of its field.
 _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
@@ -78,8 +78,8 @@ def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> 
     """The payload that a person has filled in. This function does not check that the payload fits the schema, because
     the endpoint does so later.
 
-    Raises Invalid for text that is not JSON, in a field for JSON or a number. Raises Invalid also for JSON that the API
-    refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.
+    Raises Invalid if the text in a field for JSON or for a number is not JSON. Also raises Invalid for JSON that the
+    API refuses in requests (strict_json.py), for example an integer beyond 64 bits, which a parser would change.
     """
     if [field.name for field in inputs] == [""]:
         return _typed_value(inputs[0], form.get("payload", ""), max_depth)
@@ -88,7 +88,7 @@ def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> 
 
 
 def _typed_value(field: Input, text: str, max_depth: int) -> Any:
-    """The value of the field. None: the field is empty. `max_depth`: how deep its JSON may be nested."""
+    """The value of the field. None: the field is empty. `max_depth`: how deep the JSON in the field may be nested."""
     if field.kind == "boolean":
         return {"true": True, "false": False}.get(text)
     if field.kind in ("text", "choice"):

@@ -1,5 +1,5 @@
-"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It has one of these: the row's id; its
-instant and its id; its name and its version; two of its texts. A cursor contains no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It consists of the row's id, of an
+instant and the id, of a name and a version, or of two texts of the row. A cursor contains no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
 Cursors of earlier releases are valid, too. Any other text is refused with `invalid_cursor`.
@@ -20,8 +20,8 @@ from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
 _MAX_CHARACTERS = 200
-#: The longest cursor of two texts. A concurrency limit has the longest texts, 2,541 bytes of UTF-8: 400 of its tenant
-#: and 2,141 of its key (fleet/operators.py).
+#: The longest cursor of two texts, in characters. A concurrency limit has the longest texts: 400 bytes of UTF-8 for its
+#: tenant and 2,141 for its key, together 2,541 (fleet/operators.py).
 _MAX_TEXTS_CHARACTERS = 3392
 _ID_BYTES, _INSTANT_BYTES = 16, 8
 #: Bytes of a version, and of a name. The longest name of a template has 63 bytes.
@@ -29,10 +29,10 @@ _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: The cursors of lists that are sorted by ids, by instants, and by names with versions. The last character of an id's
-#: cursor has only two bits, because an id has 128 bits, and the 21 characters before have 126 of them. The API
-#: documents the patterns, but does not enforce them, because it also accepts cursors of earlier releases. It refuses a
-#: wrong cursor with a separate error code.
+#: The cursors of lists that are sorted by ids, by instants, and by names with versions. An id has 128 bits, and the
+#: first 21 characters of its cursor carry 126 of them. So the last character carries only two bits, and is one of four.
+#: The API documents the patterns, but does not enforce them, because it also accepts cursors of earlier releases. It
+#: refuses a wrong cursor with a separate error code.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,

@@ -35,9 +35,11 @@ async def cancel(
     forced: bool = False,
     operation_id: UUID | None = None,
 ) -> Effects:
-    """Request the cancel of jobs of one tenant. A job without a state in the result did not change. It had ended, was
-    being cancelled already, or does not support cancelling (this does not count if `forced`). The jobs' histories show
-    `reason`, `by` (who cancels) and `operation_id` (the bulk operation that cancels).
+    """Request the cancel of jobs of one tenant. `forced`: also cancel jobs that do not support cancelling. The jobs'
+    histories show `reason`, `by` (who cancels) and `operation_id` (the bulk operation that cancels).
+
+    If `Effects.states` lacks a job, the job did not change: it had ended, was being cancelled already, or does not
+    support cancelling.
     """
     cancellation = await jobs.request_cancel(
         connection,
@@ -68,16 +70,16 @@ async def delete(
     of webhook deliveries. `operation_id`: as in `cancel`.
 
     Returns the prefix of the job's objects in the store. The job then has a tombstone, and clients get 410. After the
-    commit, the caller deletes the objects, and then the rows. Retention deletes what remains.
+    commit, the caller deletes the objects, and then the rows. If the caller fails, retention deletes what remains.
 
-    Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended. Also
+    Returns None if a worker still has the lease of a step. Retention then deletes the job once the job has ended. Also
     returns None if the job's row was deleted after the caller had read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted. Exception: if this process does not have the job's
-    # code but a worker may have it, `dispatch` writes nothing. Then `jobs.delete` hides the job, but its row stays
-    # until that worker has written the deliveries.
+    # from the job's row, so write them before the job is deleted. Exception: for a failed job whose code this process
+    # lacks, but a worker may have, `dispatch` writes nothing. Then `jobs.delete` hides the job, but its row stays until
+    # that worker has written the deliveries.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended, or its row is deleted
@@ -88,7 +90,7 @@ async def delete(
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
         # `expire_early` makes retention delete the job as soon as the job ends. If `expire_early` returns a value, the
-        # job has ended already, by the cancel or by itself. Then delete it here.
+        # job has ended already, because of the cancel or by itself. Then delete the job here.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)

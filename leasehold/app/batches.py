@@ -1,5 +1,5 @@
-"""Batches in a worker. Attempts of one task wait for each other, and then one call of the task's function serves them
-all.
+"""Batches in a worker. Runs of one task function (`@app.task(batch=...)`) wait for each other. Then one call of the
+function serves them all: it takes the list of their items, and returns the list of their results.
 
 Each run has its own item, lease, retries and result. A call never serves runs of different tenants.
 """
@@ -17,9 +17,9 @@ from leasehold.domain.sentences import counted, with_article
 from leasehold.runtime.foreign_errors import begin_foreign_code, contained
 from leasehold.runtime.gather import being_cancelled
 
-#: Calls the function with a list of items. Returns what the function returned.
+#: Calls the task function with a list of items. Returns what the function returned.
 CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
-#: An item, and the future of its result.
+#: An item, and the future of its result. The attempt that brought the item awaits the future.
 _Entry: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
 
 
@@ -27,11 +27,13 @@ class Batches:
     """The batches of one app in one worker."""
 
     def __init__(self) -> None:
-        self._collectors: dict[tuple[str, str], _Collector] = {}  # (task, tenant) -> collector
+        self._collectors: dict[tuple[str, str], _Collector] = {}  # (name of the task function, tenant) -> collector
 
     async def result_of(self, task: str, tenant: str, batch: Batch, item: Any, call_all: CallAll) -> Any:
-        """The item's result, from a call that also has the items of other attempts of the task. Raises the error that
-        the function raised, or that it returned for this item.
+        """The item's result, from a call that may also have the items of other runs. Raises the error that the function
+        raised, or that it returned for this item.
+
+        `task`: the name of the task function. A collector exists while at least one attempt waits for a result.
         """
         collector = self._collectors.setdefault((task, tenant), _Collector(batch))
         collector.users += 1
@@ -59,14 +61,16 @@ def result_of_one(returned: Any) -> Any:
 
 
 class _Collector:
-    """The items of one task and tenant that wait for their call."""
+    """The items of one task function and tenant. A call begins when `batch.size` items wait, or `batch.wait` after the
+    first of them came.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.users = 0  # the number of attempts that wait for a result
         self._batch = batch
         self._waiting: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[None], list[_Entry]] = {}
+        self._calls: dict[asyncio.Task[None], list[_Entry]] = {}  # the asyncio task of each running call -> its items
 
     async def result_of(self, item: Any, call_all: CallAll) -> Any:
         """Add the item to the next call, and wait for its result."""
@@ -84,7 +88,7 @@ class _Collector:
             self._remove(entry)
 
     def _begin_call(self, call_all: CallAll) -> None:
-        # Start a call with all items that wait now.
+        # Begin a call with all items that wait now. There may be none, if their attempts were cancelled meanwhile.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,8 +101,8 @@ class _Collector:
             task.add_done_callback(self._calls.pop)
 
     def _remove(self, entry: _Entry) -> None:
-        """Forget the item of an attempt that has its result or was cancelled. Cancel a call whose attempts were all
-        cancelled.
+        """Forget the item of an attempt that has its result or was cancelled. If all attempts of the item's call were
+        cancelled, cancel the call.
         """
         if entry in self._waiting:
             self._waiting.remove(entry)
@@ -109,20 +113,20 @@ class _Collector:
 
 async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
     """Call the function with the items. If the function raises, each item gets the error."""
-    begin_foreign_code()
+    begin_foreign_code()  # from here on, this asyncio task runs the app's code (see foreign_errors.py)
     try:
         results = _checked_results(await call_all([item for item, _ in entries]), len(entries))
-    except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises this error
-        if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
+    except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt will raise this error
+        if being_cancelled():  # `_remove` (or the loop's end) cancels this call, so no attempt waits for it
             raise
         results = [error] * len(entries)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # `contained` makes a harmless RuntimeError of it
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # in a future these would do harm, see `contained`
         results = [contained(error)] * len(entries)
     _give_results(entries, results)
 
 
 def _give_results(entries: list[_Entry], results: list[Any]) -> None:
-    """Give each attempt that still waits the result or the error of its item."""
+    """Give each attempt the result or the error of its item. Leave out the attempts that were cancelled meanwhile."""
     for (_, future), result in zip(entries, results, strict=True):
         if future.done():
             continue

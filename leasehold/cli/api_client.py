@@ -34,7 +34,7 @@ _NO_CONTENT = 204
 _MAX_ERRORS = 5
 #: The shortest pause before a request is sent again, in seconds.
 _PAUSE_SECONDS = 1.0
-#: For how long a request with an idempotency key is sent again after its answer was lost, in seconds.
+#: When the answer to a request with an idempotency key is lost, the request is sent again for this many seconds.
 _REPEAT_SECONDS = 20.0
 
 
@@ -59,8 +59,8 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
-    ends, because the answer is probably not from Leasehold. `Fields` does not raise Refused, because only the block of
-    `api_client` catches Refused, and commands also read answers after this block.
+    ends, because the answer is probably not from Leasehold. `Fields` does not raise Refused: only `answers.api_client`
+    catches Refused, during its `with` block, and commands also read answers after this block.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
@@ -93,7 +93,7 @@ class ApiClient:
         return self._request("GET", path, params=without_none(params))
 
     def get_patiently(self, path: str, **params: Any) -> dict[str, Any]:
-        """As `get`, but instead of raising Interrupted, it sends the request again until the API answers."""
+        """As `get`, but does not raise Interrupted: it sends the request again until the API answers."""
         while True:
             try:
                 return self.get(path, **params)
@@ -102,8 +102,8 @@ class ApiClient:
 
     def pause_for(self, error: Interrupted) -> None:
         """Pause before a request is sent again. Use this for a request that may be tried for ever. The first pause
-        prints to stderr why the command waits. Later pauses print nothing until the API has answered again. The command
-        prints this, too.
+        prints to stderr why the command waits. Later pauses print nothing. When the API answers again, the command
+        prints that it does, and the next pause counts as the first.
         """
         self._pause(error, "until the API answers")
 
@@ -132,9 +132,9 @@ class ApiClient:
         """POST a request that makes something. It has an idempotency key, so the API does the request once, however
         often it is sent. `key`: the caller's own idempotency key; None: a new one.
 
-        If the API may have done the request, but its answer is lost, this sends the request again for _REPEAT_SECONDS,
-        and prints to stderr as `pause_for` does. Then it raises Interrupted, whose message has the idempotency key.
-        Raises ClientError for a key that no request can have.
+        If the API may have done the request, but its answer is lost, this method sends the request again for
+        _REPEAT_SECONDS, and prints to stderr as `pause_for` does. After that time it raises Interrupted, whose message
+        has the idempotency key. Raises ClientError for a key that no request can have.
         """
         call = Call("POST", path, dict, keyed=True, key=key).with_key()
         deadline = monotonic() + _REPEAT_SECONDS
@@ -212,8 +212,8 @@ class ApiClient:
         return body
 
     def _check_availability(self, answer: httpx2.Response) -> None:
-        """Raises Interrupted if the API, or a proxy in front of it, says that it cannot answer now. Raises it also if
-        the API still works on an earlier request with the same idempotency key.
+        """Raises Interrupted if the API, or a proxy in front of it, says that it cannot answer now. Also raises
+        Interrupted if the API has not finished an earlier request with the same idempotency key.
         """
         problem = problem_of(answer)
         is_busy = answer.status_code == TOO_MANY  # the API has not begun the request

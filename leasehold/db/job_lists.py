@@ -4,9 +4,9 @@ One term of the filter, the driver, chooses an index that has the matching jobs 
 walks over this index (it reads the entries in their order), and checks the other terms on each job. It reads at most
 MAX_READ rows. So a list never reads a whole table, whatever its filter is, and however many jobs other tenants have.
 
-If a walk reaches its limit before the page is full, it returns the job at which it ended (`Page.ended_at`). The API
-then refuses the filter and advises to narrow the time. Exception: for a search, or for a filter by queue, the API
-returns the creation time of that job, and a cursor to continue.
+If a walk reaches its limit before the page is full, the page names the job at which the walk ended (`Page.ended_at`).
+The API then refuses the filter, and advises the client to narrow the time. Exception: for a search, or for a filter by
+queue, the API returns the creation time of that job, and a cursor to continue.
 
 A page of a search in payloads or texts ends after MAX_SEARCHED jobs. A page of a filter by queue ends after
 MAX_READ_BY_QUEUE rows. A search for a text walks only over jobs that can contain the text: jobs with an error, a dedupe
@@ -45,10 +45,11 @@ MAX_READ_BY_QUEUE = 5_000
 #: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has too
 #: many pipelines: more than _MAX_PIPELINES, or more than _MAX_PIPELINES_WITH_TEXT whose names contain the text.
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
-#: Up to this number a count is exact.
+#: A count up to this number is exact. A higher count is an estimate.
 MAX_COUNTED = 10_000
-#: How many rows a walk is assumed to read for each job. Usually three: the index entry, the job and its run. With a
-#: filter by queue five: the index entry, and the job's steps (most jobs have four or fewer).
+#: `Listing.max_walked` assumes that a walk reads this many rows for each job. Usually these are three: the index entry,
+#: the job and its run. With a filter by queue they are five: the index entry, and the job's steps (most jobs have four
+#: or fewer).
 _ROWS_PER_JOB, _ROWS_PER_JOB_WITH_STEPS = 3, 5
 #: A list assumes that the clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
@@ -60,11 +61,12 @@ _ERROR_STATUSES = frozenset({"failed", "expired"})
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A pipeline may belong to a kind of
-    work (such as pictures). `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of
-    all kinds. `others`: the installation's pipelines that belong to no kind. `runs`: whether the caller may see runs,
-    and other jobs of pipelines that belong to no kind. `beyond_tenant`: whether the caller may see bulk operations that
-    act on jobs of other tenants.
+    """The jobs that a caller may see. `tenant_id`: the tenant of the jobs; None: all tenants.
+
+    A pipeline may belong to a kind of work (such as pictures). `pipelines`: the pipelines of the kinds that the caller
+    may see. `owned`: the pipelines of all kinds. `others`: the installation's pipelines that belong to no kind. `runs`:
+    whether the caller may see runs, and other jobs of pipelines that belong to no kind. `beyond_tenant`: whether the
+    caller may see bulk operations that act on jobs of other tenants.
     """
 
     tenant_id: str | None
@@ -149,8 +151,9 @@ class Listing:
         self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
         self._queue_condition: str | None = None  # SQL: the task `t` is in the queue of the filter
         self._conditions = self._conditions_of_filter()
-        # The statement of `estimate` uses only the parameters so far. The later parameters are not passed to that
-        # statement, because PostgreSQL refuses a parameter that a statement does not use.
+        # The statement of `estimate` uses only the parameters that the conditions have added up to here. The later
+        # parameters are not passed to that statement, because PostgreSQL refuses a parameter that a statement does not
+        # use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
         #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain it. None:
@@ -233,7 +236,7 @@ class Listing:
     @property
     def _in_queue(self) -> str:
         """SQL that keeps only the jobs with a step in the filter's queue, so that the statement does not read the rows
-        of other jobs. Exception: the job at which the walk ends also stays, because the page returns it. LIMIT 1 makes
+        of other jobs. It also keeps the job at which the walk ends, because the page names that job. LIMIT 1 makes
         PostgreSQL probe the index once for each job.
         """
         if self._queue_condition is None:
@@ -251,12 +254,13 @@ class Listing:
         )
 
     def _conditions_on_ids(self) -> list[str]:
-        """The ends of the walk, for example `< $3::uuid`. Ids sort by time, so a time gives a limit for ids.
+        """Conditions that limit the walk to a range of ids, for example `< $3::uuid`. Ids sort by time, so a creation
+        time gives a limit for ids.
 
         The instant of a bulk operation (`Bound.at`) gives no such limit. Few jobs are newer, so the limit would save
-        little. And an operation must find every job that existed at that instant, also a job whose id has a later time
-        than its row, because the clock of the program that made the id was wrong. So `created:>0s` (created before
-        `Bound.at`) finds every job that existed.
+        little. And an operation must find every job that existed at that instant. The limit could miss a job whose id
+        has a later time than its row, because the clock of the program that made the id was wrong. So `created:>0s`,
+        which means created before `Bound.at`, sets no limit, either.
         """
         job_filter, conditions = self._filter, []
         if self._before is not None:
@@ -277,8 +281,8 @@ class Listing:
 
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head). The driver
-        is the first of these terms that the filter has: a job's id, a worker, a schedule. A filter without these terms
-        gets the driver of `_driver_of_tenant` or, for all tenants, all jobs.
+        is the first of these terms that the filter has: a job's id, a worker, a schedule. If the filter has none of
+        them, `_driver_of_tenant` chooses the driver. For all tenants together, the walk then goes over all jobs.
         """
         job_filter = self._filter
         if self.job_id is not None:
@@ -315,8 +319,8 @@ class Listing:
         return self._driver_by_status() or self._driver_by_kind()
 
     def _driver_by_status(self) -> str | None:
-        """SQL: the jobs of a small partial index that has all jobs with the filter's status. A bulk operation that acts
-        only on unfinished jobs uses the index of unfinished jobs. None: there is no such index.
+        """SQL: the jobs of a small partial index that has all jobs with the filter's status. For a bulk operation that
+        acts only on unfinished jobs, it is the index of unfinished jobs. None: no such index fits.
         """
         status, pipelines = self._filter.status, self._pipelines()
         if status in _ERROR_STATUSES:
@@ -336,9 +340,9 @@ class Listing:
         )
 
     def _pipelines(self) -> Sequence[str] | None:
-        """The pipelines whose jobs the filter can find. None: any pipeline. If the filter names a pipeline (the
-        `template`), this pipeline is the only one. Otherwise, if the caller may not see runs, these are the scope's
-        pipelines, if it has any. A run's pipeline has the name of its template.
+        """The pipelines whose jobs the filter can find. None: any pipeline. If the filter names a template, its
+        pipeline is the only one, because a run's pipeline has the name of the run's template. Otherwise, if the caller
+        may not see runs, and the scope has pipelines, the filter finds only jobs of these pipelines.
         """
         if self._filter.template is not None:
             return [self._filter.template]
@@ -390,8 +394,8 @@ class Listing:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
 
     def _conditions_of_filter(self) -> str:
-        # SQL: the conditions that a job `j` with its run `r` must meet. First the conditions of the scope (what the
-        # caller may see), then the terms of the filter, then the bound of a bulk operation.
+        # SQL: the conditions that a job `j` with its run `r` must meet. First come the conditions of the scope (what
+        # the caller may see), then the terms of the filter, then the bound of a bulk operation.
         job_filter, add = self._filter, self._parameters.add
         conditions = [LIVES]  # the job is neither deleted nor past its retention
         if self._tenant is not None:
@@ -563,7 +567,7 @@ async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
 @dataclass(frozen=True, slots=True)
 class WalkPart:
     """One part of a bulk operation's walk over all matching jobs. `targets`: (id, tenant) of each job, newest first.
-    `before`: the next part has only jobs older than this job; None: the walk is complete.
+    `before`: the next part has only jobs with a smaller id (older jobs); None: the walk is complete.
     """
 
     targets: Sequence[tuple[UUID, str]]
@@ -587,8 +591,8 @@ async def next_walk_part(connection: Connection, listing: Listing, limit: int) -
 
 
 async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
-    """How many jobs match, and whether the number is exact. Above MAX_COUNTED, or if the walk ended early, the number
-    is PostgreSQL's estimate.
+    """How many jobs match, and whether the number is exact. If more than MAX_COUNTED jobs match, or the walk ended
+    early, the number is PostgreSQL's estimate, but at least the number of the jobs that were counted.
     """
     listing = await narrowed_to_text(connection, listing)
     (count_row,) = await _fetch(connection, listing.count())
@@ -602,7 +606,7 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
 
 
 async def with_literals(connection: Connection, statement: Statement) -> str:
-    """The statement with its values in it, quoted by PostgreSQL, because EXPLAIN takes no parameters."""
+    """The statement with its values in its text, as PostgreSQL quotes them, because EXPLAIN takes no parameters."""
     quoted_values = await literals(connection, statement)
     return re.sub(r"\$(\d+)", lambda number: quoted_values[int(number[1]) - 1], statement.text)
 

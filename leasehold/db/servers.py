@@ -1,5 +1,6 @@
-"""Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica, it is the
-first host that answers and only reads. database.py opens every connection and every pool with this module.
+"""Chooses the server of a connection. It is the first host of the URL that answers and takes writes. For a connection
+to a replica, it is the first host that answers and only reads. database.py opens every connection and every pool with
+this module.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
 primary. Connections to such a server do not break, so a pool would keep them for ever. `WrongServerGuard` makes the
@@ -33,9 +34,9 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first. Otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], Host] = {}
-#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late, which means that
-#: it did not answer in its time. The number goes back to zero when a call finds a server that does what the caller
-#: needs.
+#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. A host is late if
+#: it does not answer within `host_timeout`. The number goes back to zero when a call finds a server that does what the
+#: caller needs.
 _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 #: `open_connection` doubles `host_timeout` at most this many times.
 _MOST_DOUBLINGS = 10
@@ -46,7 +47,8 @@ _TIMELINE = """
 SELECT CASE WHEN NOT pg_is_in_recovery()
     THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint END
 """
-#: (id of the event loop, URL) -> the watch of the loop's sessions. A watch lives as long as one of its sessions.
+#: (id of the event loop, URL) -> the watch of the sessions (connections) that this loop has opened to this URL. A watch
+#: lives as long as one of its sessions.
 _watches: WeakValueDictionary[tuple[int, DatabaseUrl], FailoverWatch] = WeakValueDictionary()
 #: When the watch queries a host's timeline, the host has this many seconds to accept the connection, and again this
 #: many to answer.
@@ -62,15 +64,17 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
-    If a host does not answer in its time, and no other host takes writes, the next call doubles `host_timeout`. The
-    upper bound is `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once,
+    If a host does not answer in its time, and no other host takes writes, the next call gives each host twice the time,
+    but at most `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once,
     and the new primary is slow. If every process always gave up after the same short time, perhaps none would ever
-    connect. With `replica`, a call that connected to any host counts as a success, so nothing is doubled.
+    connect. With `replica`, a call that connected to any host counts as a success, so the time is not doubled.
 
     FailoverWatch (failover.py) ends the connection if its server does not answer and another server was promoted. So a
-    `connection_class` among the options must extend WatchedConnection. Exception: FailoverWatch ignores replicas.
+    `connection_class` among the options must extend WatchedConnection. FailoverWatch does not watch connections to
+    replicas.
 
-    If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
+    If no host answers, raises the TimeoutError of the first host that was late. If no host was late, raises the error
+    of the last host.
     """
     watch = None if replica else _watch_of(url)
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
@@ -86,7 +90,7 @@ async def open_connection(
     try:
         async with asyncio.timeout(timeout):
             chosen = await _choose(url, answers, host_timeout, options, watch)
-    except TimeoutError as late:  # of all hosts together, or of one host
+    except TimeoutError as late:  # `timeout` is over, or no host answered and at least one was late
         answers.late = late
         raise
     finally:
@@ -104,7 +108,7 @@ async def open_connection(
 class _Answers:
     """What the hosts answered in one call. `opened`: every connection; the caller closes the connections that are not
     chosen. `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host
-    does what the caller needs. It must take writes or, for a replica, only read.
+    does what the caller needs: it takes writes or, for a replica, it only reads.
     """
 
     opened: list[WatchedConnection] = field(default_factory=list)
@@ -167,8 +171,8 @@ def _watch_of(url: DatabaseUrl) -> FailoverWatch:
 
 
 async def _add(watch: FailoverWatch | None, connection: WatchedConnection, host: Host, timeout: float) -> None:
-    """Let the watch end this connection when another server has replaced its server. `timeout`: seconds for the query
-    of the server's timeline. If the query fails, close the connection and raise the error.
+    """Let the watch end this connection when another server has replaced the connection's server. `timeout`: seconds
+    for the query of the server's timeline. If the query fails, close the connection and raise the error.
     """
     if watch is None:
         return
@@ -195,7 +199,7 @@ async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
 
 
 async def _read_timeline(connection: _Connection, timeout: float) -> int | None:
-    """The timeline of the connection's server. None for a standby, and for a server without the SQL functions."""
+    """The timeline of the connection's server. None: a standby, or a server that lacks the functions of _TIMELINE."""
     try:
         timeline: int | None = await connection.fetchval(_TIMELINE, timeout=timeout)
     except asyncpg.PostgresError:  # a service that has replaced PostgreSQL's log may lack these functions
@@ -236,7 +240,7 @@ def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[Host]:
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:
-    """Whether the host takes writes. If a pooler does not report this, query the host for at most `timeout` seconds."""
+    """Whether the host takes writes. If the host (or a pooler) has not reported this, query it, within `timeout`."""
     if hasattr(connection.get_settings(), _REPORTED[0]):
         return not only_reads(connection)
     query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
@@ -264,9 +268,9 @@ def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
 
 
 class WrongServerGuard:
-    """Makes a pool replace its connections when they lead to the wrong server. For a pool to the primary, this is a
-    server that only reads. For the pool of a replica, it is a primary. The pool calls the guard with each connection
-    before it lends the connection.
+    """Makes a pool replace its connections when they lead to the wrong server. For a pool to the primary, the wrong
+    server is one that only reads. For a pool to a replica, it is a primary. The pool calls the guard with each
+    connection before it lends the connection.
     """
 
     def __init__(self, *, replica: bool = False) -> None:

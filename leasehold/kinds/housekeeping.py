@@ -67,7 +67,9 @@ class Forgetting(Generic[_Unit]):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Any other duty. `turn` is called once a minute, or after the number of seconds that its last call returned."""
+    """A duty of another form than Tidying and Forgetting. `turn` is called once a minute. But if a call of `turn`
+    returns a number, the next call comes after this many seconds.
+    """
 
     duty: str
     turn: Callable[[], Awaitable[float | None]]
@@ -79,9 +81,10 @@ class KindHousekeeping:
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
     enough. `after_expiry`: writes the kind's own rows when the platform ends jobs whose deadline has passed. A step
-    cannot write these rows, because perhaps no worker ever claimed the job. `upload_too_large`: called for each upload
-    whose object is too large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store
-    under which this kind writes. Under these prefixes the platform ends multipart uploads whose writer has died.
+    cannot write these rows, because perhaps no worker ever claimed a task of the job. `upload_too_large`: called for
+    each upload whose object is too large, in a transaction, before the object is deleted. `prefixes`: the prefixes in
+    the store under which this kind writes. Under these prefixes the platform ends multipart uploads whose writer has
+    died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()
@@ -97,8 +100,8 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
 
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    """The hooks of all kinds. The platform's own hook comes first. It is always there, because any kind may have steps
-    of external workers.
+    """The hooks of all kinds. The platform's own hook, `forget_with_jobs`, comes first, whatever the kinds are. It
+    cares for the files of external workers, and any kind may have steps of external workers.
     """
     hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
     return [external_files.forget_with_jobs, *hooks_of_kinds]

@@ -18,7 +18,7 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
 #: The shipped kinds with tables. Every database has these tables, so every process serves the kinds' endpoints and
-#: tidies their tables. A process without the libraries for CONVERSION (see `_with_installed`) does so, too.
+#: deletes old rows from their tables, even if it lacks the libraries of CONVERSION (see `_with_installed`).
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -59,8 +59,8 @@ def _with_installed(pipelines: Pipelines) -> Pipelines:
 
 def with_demonstrations() -> Pipelines:
     """The pipelines of `shipped`, and two pipelines that demonstrate or measure the platform. Only `leasehold dev`, the
-    demo and benchmarks have these two, because a client could keep workers busy with them for hours. The kind MEDIA is
-    left out if the extra `media` is not installed, because a worker could not load its handlers, and would end.
+    demo and benchmarks have these two, because a client could keep workers busy with them for hours. If the extra
+    `media` is not installed, the kind MEDIA is left out, because a worker that cannot load its handlers ends.
     """
     pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)

@@ -21,8 +21,8 @@ from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.limits import TenantRules, applicable_limits, tenant_rules
 from leasehold.transitions.quarantine import not_in, run_units
 
-#: The name of this duty (a loop of the workers) in the table `quarantine`, which lists the jobs that failed there and
-#: are set aside for a time. `counted` also creates the duty's counters.
+#: The name of this duty (a loop of the workers). The table `quarantine` lists, with this name, the jobs whose
+#: deliveries could not be written and which are set aside for a time. `counted` also creates the duty's counters.
 DUTY = counted("webhooks")
 
 
@@ -36,23 +36,23 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# SQL: a worker has the code of the job `j`, or may have it (`handlers` is NULL: the worker's handlers are not
-# recorded). Or a worker with this code has ended within the last 90 days (`known_handler`, see workers.py). The name of
-# a handler is `pipeline.step`.
+# SQL that is true in three cases: a worker has the code of the job `j`; a worker may have the code, because its
+# handlers are not recorded (`handlers` is NULL); a worker with the code has ended within the last 90 days
+# (`known_handler`, see workers.py). The name of a handler is `pipeline.step`.
 _MAY_BE_KNOWN = """EXISTS (
            SELECT 1 FROM worker w WHERE w.handlers IS NULL
            OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
          OR EXISTS (SELECT 1 FROM known_handler k WHERE starts_with(k.name, j.pipeline || '.'))"""
 
 # Locks ended jobs whose deliveries are not written yet, and reads what the deliveries need.
-# $1 the most jobs. $2 only this job, even if it is set aside; NULL: all jobs that are not set aside.
-# $3 the pipelines of this process; NULL: any. $4 the pipelines that have an `on_failure` pipeline.
-# $5: the caller deletes the job, so that its retention ends now.
+# $1: at most this many jobs. $2: only this job, even if it is set aside; NULL: all jobs that are not set aside.
+# $3: the pipelines whose code this process has; NULL: failed jobs of any pipeline may be taken. $4: the pipelines that
+# have an `on_failure` pipeline. $5: true if the caller deletes the job, so that the job's retention ends now.
 #
 # The statement leaves a failed job of another app (its pipeline is `APP.TASK`) to a worker with that app's code. The
-# reason: a run of the job's `on_failure` pipeline may have to follow. When the job's retention has ended, any worker
-# takes the job if no worker has or had the code. Half a day later any worker takes it in any case, because retention
-# waits for a day at most.
+# reason: a run of the job's `on_failure` pipeline may have to follow, and only that app's code names this pipeline.
+# After the end of the job's retention, any worker takes the job if no worker has or had the code. From half a day after
+# that end, any worker takes the job in any case, because retention waits for the deliveries for a day at most.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -84,7 +84,8 @@ WHERE c.job_id = n.job_id
 """
 
 # Sets `notify` of the next $3 unfinished jobs of the tenant $1, in the order of their ids after $2. They were submitted
-# before the tenant had a webhook. $4: pipelines to leave out. Returns the last id, or no row if no job is left.
+# before the tenant had a webhook. The jobs of the pipelines $4 are left out, unless they are runs. Returns the last id,
+# or no row if no job is left.
 _WATCH = """
 -- webhooks_watch
 WITH unwatched AS MATERIALIZED (
@@ -97,18 +98,18 @@ WITH unwatched AS MATERIALIZED (
 )
 SELECT id FROM unwatched ORDER BY id DESC LIMIT 1
 """
-#: Rows locked at once.
+#: `watch` locks at most this many rows at a time.
 _BATCH = 500
 
 
 async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
-    """Make the tenant's webhook report the ends of older jobs, too. Call this after the commit of the webhook, and
-    outside a transaction, so that only a few rows are locked at a time. An additional call before the commit is useful:
-    then only a few jobs are left for the call after the commit.
+    """Make the tenant's webhook also report the ends of jobs that were submitted before the webhook existed. Call this
+    after the commit of the webhook, and outside a transaction, so that only a few rows are locked at a time. Call it
+    before the commit, too: then only a few jobs are left for the call after the commit.
 
-    A submission reads first whether the tenant has a webhook, and then writes its job. If it reads before the webhook's
-    commit and commits after this call, then nobody reports the end of its job. A lock could prevent this, but each
-    submission would pay for it.
+    A submission first reads whether the tenant has a webhook, and then writes its job. If the submission reads before
+    the webhook's commit, and commits after this call, the webhook does not report the end of the job. A lock could
+    prevent this, but each submission would pay for the lock.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
@@ -130,27 +131,28 @@ async def dispatch(
     the hints to be published (messages that tell workers of due tasks), and whether more than `limit` jobs may have
     ended. A job whose deliveries cannot be written delays no other job.
 
-    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. The call leaves a failed job of
-    another app to a process with that app's code. It does so until the job's retention ends, or until half a day later
-    if a worker may have the code.
+    `pipelines`: the pipelines of this process. The call leaves a failed job of another app to a process with that app's
+    code. It does so until the job's retention ends or, if a worker may have the code, until half a day later. None: the
+    call takes the jobs of all apps, and no `on_failure` run follows.
 
     `job_id`: the caller will change this job's row in the same transaction. So its deliveries are written now,
     whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
     transactions have released the row. If the deliveries cannot be written, the call raises the error.
 
-    `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set. So the call leaves a
-    failed job of another app to a process with that app's code, if a worker may have this code. It also leaves a job
-    whose deliveries cannot be written.
+    `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set, so its deliveries
+    can be written later. The call leaves a failed job of another app to a process with that app's code, if a worker may
+    have this code. A job whose deliveries cannot be written is also left for later.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
     own_pipelines = list(pipelines or ())
-    # `own_names` restricts the call to failed jobs of this process's apps. None: it writes for jobs of any app.
+    # `own_names`: of the failed jobs, the call takes only those of these pipelines. None: it takes jobs of any app.
     is_any_app = pipelines is None or (job_id is not None and not deletes)
     own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
+    # The name of a pipeline -> the pipeline whose run follows when a run fails.
     follower_of = {pipeline.name: pipeline.on_failure for pipeline in own_pipelines if pipeline.on_failure is not None}
 
-    is_full = False
+    is_full = False  # a statement has taken `limit` jobs, so more may have ended
 
     # `run_units` takes all due jobs together (`only` is None). If that fails, it takes each job by itself.
     async def take(only: object | None) -> list[asyncpg.Record]:
@@ -199,8 +201,8 @@ async def dispatch(
 
 
 def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRules) -> NewJob:
-    """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed. Like other runs,
-    it waits at its concurrency limits, and its own end is reported. `rules`: the rules of its tenant.
+    """The run that follows a failed run (`job`). Its parameters are the fields of leasehold.app.failed.Failed. Like
+    other runs, it waits at its concurrency limits, and webhooks report its end. `rules`: the rules of the job's tenant.
     """
     error = job["error"]
     params = {

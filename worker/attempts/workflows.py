@@ -57,7 +57,7 @@ _OUTPUT_OF_RUN = (
 
 @dataclass(slots=True)
 class _Suspended:
-    """A suspended driver. `epoch`: the epoch of the lease under which it suspended. `committed`: PostgreSQL has
+    """A suspended driver. `epoch`: the epoch of the lease under which it was suspended. `committed`: PostgreSQL has
     confirmed the suspension. `timer`: drops the driver after LEASEHOLD_WORKFLOW_MEMORY_SECONDS.
     """
 
@@ -85,8 +85,8 @@ class Attempt(Protocol):
 
 
 class Workflows:
-    """Runs all workflow attempts of one worker, and keeps their suspended drivers in memory. `keep_seconds`: how long
-    the runs that workflows start are kept after their end.
+    """Runs all workflow attempts of one worker, and keeps their suspended drivers in memory. `keep_seconds`: a run that
+    a workflow has started is kept for this many seconds after its end.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Workflows:
         self.keep_seconds = settings.retention_days * 86_400
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
-        # At least the default: the setting may be 0, so that all results of tasks go to the object store. Results of
-        # `ctx.call` always stay in the journal.
+        # The bound is never below MAX_CALL_BYTES, because results of `ctx.call` always stay in the journal. The setting
+        # may be 0, but then only the results of tasks go to the object store.
         self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
@@ -124,12 +124,12 @@ class Workflows:
             driver.close()
             raise
         if not outcome.ended:
-            # `news`: how many signals and ends of steps the driver has seen. If more have come, the workflow is due
-            # again immediately.
+            # `news`: how many signals and ended steps the driver has seen. If the job has more of them by the time of
+            # the commit, the workflow is due again immediately.
             outcome.suspension = Suspending(
                 lease, tuple(driver.calls), driver.news, outcome.wakes_after_ends, outcome.delay
             )
-            driver.calls_taken()  # this is safe: if the commit fails, the driver is not used again
+            driver.calls_taken()  # this is safe before the commit: if the commit fails, the driver is not used again
             self._keep(driver, lease, outcome)
         return outcome
 
@@ -233,7 +233,7 @@ class _Port:
                 raise LeaseLost
             if not journal.is_cut:
                 return journal
-        # Read many rows on another connection, so that no other workflow waits.
+        # Read many rows on another connection, so that the small reads of other workflows do not wait for them.
         return await self._on_primary(lambda connection: reading.read(connection, self._lease, places))
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
@@ -245,8 +245,8 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        # If the lease is valid, PostgreSQL refuses the calls only when the job was cancelled and the workflow has not
-        # seen the cancel.
+        # While the lease is valid, PostgreSQL refuses the calls only for one reason: the job was cancelled, and the
+        # workflow has not seen the cancel.
         has_unseen_cancel = recorded.cancelling and not cancelling
         if not recorded.committed and not has_unseen_cancel:
             raise LeaseLost
@@ -272,7 +272,7 @@ class _Port:
             try:
                 async with workflows.pool.acquire() as connection:
                     workflows.journals.announce(await concurrency.admit(connection, created.limits))
-            except TRY_AGAIN as error:  # the run is committed: the duty `admissions` admits it a little later
+            except TRY_AGAIN as error:  # the run is committed, so the duty `admissions` admits it a little later
                 DATABASE.record_error(error, "admitting runs")
         return True
 

@@ -1,5 +1,5 @@
-"""Counts the attempts that this worker starts, by queue. The heartbeat writes the counts into the worker's row, and the
-list of queues adds up the counts of all workers.
+"""Counts, for each queue, the attempts that this worker starts. The heartbeat writes the counts into the worker's row.
+The API's list of queues adds up the counts of all workers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ _WINDOW_SECONDS = 60
 
 
 class _Window:
-    """The starts in one queue, by second. The count of a second has the index `second % 60`, until a later second
-    replaces it.
+    """How many attempts of one queue started in each of the last 60 seconds. A second is a number of the clock. Its
+    count has the index `second % 60`, until a later second with the same index replaces it.
     """
 
     __slots__ = ("counts", "seconds")
 
     def __init__(self) -> None:
         self.counts = [0] * _WINDOW_SECONDS
-        self.seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS  # the second that each count belongs to
+        self.seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS  # by index: the second of the count with the same index
 
     def count(self, second: int) -> None:
         index = second % _WINDOW_SECONDS

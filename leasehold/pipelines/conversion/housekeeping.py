@@ -1,5 +1,6 @@
-"""The duties of the leading worker for conversions. To promote a conversion is to copy its artifacts to a bucket or
-file service. The worker undoes promotions whose API process died. It also remembers deleted conversions for a while.
+"""The housekeeping of conversions. One worker, which the workers have elected, carries out the duties: it undoes
+promotions whose API process died, and forgets deleted conversions after a while. To promote a conversion is to copy its
+artifacts to a bucket or a file service.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from leasehold.transitions.sweeps import EXPIRED
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `conversion`. Called once."""
+    """The duties and hooks of the kind of work `conversion`. A worker calls this function once."""
 
     async def promotions() -> None:
         """Undo what promote requests copied to the target before their API process died."""
@@ -30,8 +31,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def remember_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Remember conversions that are about to be deleted with their jobs, so that the API answers `expired` for them
-    instead of `job_not_found`.
+    """Remember the conversions that are about to be deleted with their jobs. For these conversions the API then answers
+    `expired` and not `job_not_found`.
     """
     await connection.execute(
         "INSERT INTO expired_conversion (job_id, tenant_id)"

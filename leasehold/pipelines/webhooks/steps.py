@@ -33,7 +33,7 @@ webhooks.opens(open_delivery_context)
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and
     its webhook is disabled. After any other answer, even a redirect, the step is retried. The step is also retried
-    while the webhook is disabled.
+    while the webhook is disabled. While the tenant or the host has too many deliveries under way, the step snoozes.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
@@ -41,6 +41,8 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted"}
     host = (shown_host(destination.url) or "").removesuffix(".")  # with a dot at the end it is the same host
+    # `_send` adds the DNS lookups of the host. A lookup may run on in its thread after the request has ended. The
+    # delivery counts at its limits until all lookups have ended.
     lookups: list[Future[Any]] = []
     with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host, lookups=lookups) as acquired:
         if not acquired:
@@ -56,8 +58,9 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """The address of a message, and the secrets. The message gets one signature for each secret. `disabled_at`: when
-    the webhook, which is enabled now, was last disabled; None: it never was, or the destination is a callback URL.
+    """Where a message goes, and the secrets that sign it. The message gets one signature for each secret.
+    `disabled_at`: when the webhook, which is enabled now, was last disabled; None: the webhook was never disabled, or
+    the destination is a callback URL.
     """
 
     url: str
@@ -68,9 +71,9 @@ class _Destination:
 async def _find_destination(
     delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
 ) -> _Destination | None:
-    """Read the secrets and the URL. Without `webhook_id`, the URL is the callback URL. Returns None if the webhook is
-    deleted, because then nobody waits for the message. Raises Retryable `webhook_disabled`, because whoever disabled
-    the webhook may enable it again.
+    """Read the URL and the secrets. A delivery without `webhook_id` goes to the callback URL of a job. Returns None if
+    the webhook is deleted, because then nobody waits for the message. Raises Retryable `webhook_disabled` if the
+    webhook is disabled, because somebody may enable it again.
     """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
@@ -90,9 +93,9 @@ async def _find_destination(
 
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
     """The error after a 410, which means that the address must get no further message. This function also disables the
-    webhook. Exception: if the webhook's URL was changed during the request, or the webhook was disabled (and perhaps
-    enabled again), this answer says nothing about the webhook as it is now. Then this function disables nothing, and
-    the next attempt asks again.
+    webhook. Exception: during the request the webhook's URL may have changed, or somebody may have disabled the webhook
+    (and perhaps enabled it again). Then the answer says nothing about the webhook as it is now, so this function
+    disables nothing, and the next attempt sends the message again.
     """
     if delivery.webhook_id is None:
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")
@@ -110,7 +113,9 @@ async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _
 
 
 async def _snooze(attempt: Attempt) -> Snooze:
-    """Snooze the delivery, each time for longer than before, so that a long queue of deliveries costs few claims."""
+    """Snooze the delivery. Each snooze is longer than the previous one, up to the last pause of _SNOOZE_LADDER, so that
+    a long queue of deliveries costs few claims.
+    """
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})
 
@@ -122,7 +127,7 @@ async def _send(
     body: bytes,
     lookups: list[Future[Any]],
 ) -> Answer:
-    # `message`: the id of the first delivery, if this delivery repeats it; None: this is the first delivery.
+    # `params.message`: the id of the first delivery, if this delivery repeats it; None: this is the first delivery.
     message_id, timestamp = f"msg_{attempt.params.message or attempt.job_id}", int(time())
     secrets = [delivery_context.sealing.open(secret) for secret in destination.sealed_secrets]
     headers = {
