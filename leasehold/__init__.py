@@ -94,8 +94,8 @@ __all__ = [
     "submit",
 ]
 
-#: The modules that define the names. `nef` is itself a module, which reads and writes the file format of converted
-#: models.
+#: A module -> the public names that it defines. Exception: `nef` is itself a module, in the package
+#: `pipelines.conversion`. It reads and writes the file format of converted models.
 _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
@@ -131,7 +131,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
     module = import_module(_MODULE_OF[name])
     value = import_module(f"{module.__name__}.{name}") if name == "nef" else getattr(module, name)
-    globals()[name] = value  # next time Python finds the name without this function
+    globals()[name] = value  # from now on Python finds the name without calling this function
     return value
 
 

@@ -107,11 +107,11 @@ class Problem:
         return body
 
     def count(self) -> None:
-        """Count the problem. Call this once for each answer."""
+        """Count the problem in the metric PROBLEMS. Call this once for each answer."""
         PROBLEMS.labels(self.code).inc()
 
     def response(self, request_id: str) -> Response:
-        """The counted answer."""
+        """The HTTP answer. This method also counts the problem."""
         self.count()
         return Response(
             orjson.dumps(self.body(request_id)), int(self.status), dict(self.headers), media_type=MEDIA_TYPE
@@ -152,7 +152,7 @@ def _problem_of_other_error(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether PostgreSQL may be unreachable or overloaded. If so, the same request may succeed later."""
+    """Whether the error may mean that PostgreSQL is unreachable or overloaded. Then the request may succeed later."""
     return may_try_again(error)
 
 

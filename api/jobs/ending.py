@@ -45,13 +45,14 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
             if status is not JobState.CANCEL_REQUESTED:
                 raise Conflict("cancel_not_supported", "The template of this job does not support cancelling.")
     count_ended_jobs(effects.ended)
-    # `hints`: messages to workers. If the job has ended, it has made room at its concurrency limits for other jobs.
+    # `hints`: messages that tell workers of due tasks. If the cancel has ended the job, there is room for other jobs at
+    # its concurrency limits.
     await publish_and_admit(services, effects.hints, limit_names if effects.ended else (), [access.id])
     return status
 
 
 def _client_name(access: JobAccess) -> str:
-    """The caller's name in the events of the job."""
+    """The name by which the events of the job show the caller."""
     return f"client {access.acting_caller.client_id}"
 
 
@@ -78,8 +79,8 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
             # The prefix of the job's objects. None: a worker still has the lease of a step, or the job is gone.
             prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
             if prefix is None:
-                # `states` lacks the job if an earlier request has cancelled it, or if the job is gone. In the second
-                # case `state_now` raises, and the transaction rolls back.
+                # `states` lacks the job if an earlier request has cancelled it, or if the job is gone. If the job is
+                # gone, `state_now` raises, and the transaction rolls back.
                 status = effects.states.get(access.id) or await state_now(connection, access)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)

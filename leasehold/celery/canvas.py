@@ -25,7 +25,7 @@ _NOTHING = object()
 
 
 class Signature(Lacking):
-    """A call, or several calls with their order. It can be submitted, and combined with others."""
+    """A single call, or a chain, group or chord of calls. It can be submitted, or combined with other signatures."""
 
     _IN_CELERY, _LACKS = "Signature", OF_SIGNATURE
 
@@ -85,7 +85,7 @@ class Signature(Lacking):
 
 
 def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
-    """Calls one after the other. Each call takes the result of the previous call as its first argument. Raises
+    """Calls that run one after the other. Each call takes the result of the previous call as its first argument. Raises
     NotSupported without calls.
     """
     members = _flattened(signatures)
@@ -95,14 +95,14 @@ def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
 
 
 def group(*signatures: Signature | Iterable[Signature]) -> Signature:
-    """Calls at the same time. The result is the list of their results. Raises NotSupported without calls."""
+    """Calls that run at the same time. The result is the list of their results. Raises NotSupported without calls."""
     members = _flattened(signatures)
     return Signature(members[0].app, {"group": [signature.plan for signature in members]})
 
 
 def chord(header: Any, body: Signature | None = None) -> Any:
-    """Calls at the same time (the header), and then a call that takes the list of their results (the body). If the
-    header has no calls, the body takes the empty list immediately, as in Celery.
+    """Calls that run at the same time (the header), and then a call that takes the list of their results (the body). If
+    the header has no calls, the body takes the empty list immediately, as in Celery.
 
     Without a body, returns a function that takes the body and submits the chord, as in Celery.
     """
@@ -130,9 +130,10 @@ def check_tasks(tasks: Mapping[str, Any], plan: Plan) -> None:
     """Raises HandlerMissing if `tasks` (CeleryTasks by name) lacks the task of a call. During a deployment, a worker of
     the earlier release lacks the tasks of the later one.
 
-    The error names the code of all calls, and not only the code that is missing here. Otherwise, if worker A lacks the
-    task of one call and worker B lacks the task of another, each would wake the run for the other without end. The
-    error names nothing if a missing call has no `handler`.
+    The error names the code of all calls, and not only the code that is missing here. The reason: the run then waits
+    for a worker that has all the code that the error names. If worker A lacked the code of one call, worker B lacked
+    the code of another call, and the error named only the missing code, A and B would pass the run to each other
+    without end. If a call whose task is missing has no `handler`, the error names no code.
     """
     calls = list(_calls_of(plan))
     missing = [call for call in calls if call["task"] not in tasks]
@@ -151,7 +152,7 @@ def _calls_of(plan: Plan) -> Iterator[Plan]:
 
 async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, previous_result: Any = _NOTHING) -> Any:
     """Run the plan in a workflow. `tasks`: CeleryTasks by name. `previous_result`: the first argument of the first
-    call. A group gives it to each of its members.
+    call. A group gives this argument to each of its members. `_NOTHING`: there is no such argument.
     """
     if "chain" in plan:
         for step in plan["chain"]:

@@ -53,8 +53,8 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     The audit gets a row for each schema that changed.
 
     With `head`, a schema that a newer release has migrated stays as it is, because processes of this release work with
-    it, too. So an installation can go back to this release. `report`: called with a sentence, about such a schema, or
-    about other sessions for which the migration waits.
+    such a schema, too. So an installation can go back to this release. `report` is called with a sentence about such a
+    schema, or about other sessions for which the migration waits.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a revision
     that the schema has passed; Invalid if the role `database_app_role` does not exist, or has the right to change the
@@ -78,13 +78,13 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     for schema in schemas:
         if schema is not CORE and revision == "head":
             await _migrate(settings, schema, "head", patience)
-    if role is not None and not is_newer:  # else the newer release has granted what its tables need
+    if role is not None and not is_newer:  # for a newer schema, the newer release has already granted the rights
         async with connected(settings, "migrate") as connection:
             await grant(connection, role)
 
 
 async def _check_not_passed(connection: Connection, revision: str) -> None:
-    """Raises Invalid for a revision that the platform's schema has passed, and alembic's error for an unknown one."""
+    """Raises Invalid if the platform's schema has passed the revision. Raises alembic's error if it is unknown."""
     current = (await state_of(connection, CORE)).revision
     if current is not None and (passed := passed_revision(current, revision)) is not None:
         raise Invalid(
@@ -105,8 +105,8 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
     except BaseException as error:
         with suppress(*TRY_AGAIN):  # if PostgreSQL is unreachable, the migration's own error reports it
             await _record(settings, schema, progress)
-        # This release may not have the schema's revision, because a newer release has migrated the schema. Read the
-        # revision only now, because the newer release may have migrated while this migration waited.
+        # If alembic does not know the schema's revision, a newer release may have migrated the schema. Read the
+        # revision only now, because the newer release may have done so while this migration waited.
         if isinstance(error, CommandError) and revision == "head":
             newer_revision = await _newer_revision(settings, schema)
             if newer_revision is not None:

@@ -1,9 +1,9 @@
-"""Refuses changes to the rows of a tenant that moves to another cell, and copies the rows to the new cell. `moving`
+"""Refuses changes to the rows of a tenant that moves to another cell, and copies the rows to the new cell. moving.py
 calls this module.
 
 Triggers in the old cell's database refuse the changes. They exist only while a tenant moves, so without a move no write
-is slower. CREATE TRIGGER locks the table. So all earlier transactions that wrote to the table have ended, and all later
-writes call the trigger.
+is slower. CREATE TRIGGER waits until it has a lock on the table. So when it commits, all earlier transactions that
+wrote to the table have ended, and all later writes call the trigger.
 
 The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. Later one
 transaction inserts the copies into the real tables, so that the new cell has all rows of the tenant, or none.
@@ -27,11 +27,13 @@ from leasehold.runtime.gather import gather_or_cancel
 from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, POSTPONED_BY, is_postponed
 
-#: Tables that do not move, because their rows belong to the cell. The audit is a chain of the cell, so it stays, too.
-#: Exception: the rows of `event` move. In the new cell they are rows of `kept_event` (`source_query`).
+#: Tables that do not move, because their rows belong to the cell. The rows of the audit form chains in their cell, so
+#: they stay, too. Exception: the rows of `event` do move. In the new cell they become rows of `kept_event`
+#: (`source_query`).
 CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
                    "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
-#: Tables to which a client's read request also writes. The clients of a tenant that moves may still read.
+#: Tables to which a client's read request writes, too. Changes to them are not refused, because the clients of a tenant
+#: that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
 #: The only columns of an API key whose changes are refused. The column with the key's last use may change, because
 #: requests write it, at most once a minute.
@@ -76,8 +78,8 @@ class MovedTable:
     has_tenant: bool
 
     def select_list(self) -> str:
-        """SQL: the columns. A due time that the move has postponed gets its earlier value again. `DUE` maps the name of
-        a table to its column of due times.
+        """SQL: the columns to copy. In the copy, a due time that the move has postponed has its earlier value again.
+        `DUE` maps the name of a table to its column of due times.
         """
         columns = {column: f't."{column}"' for column in self.columns}
         if self.name in DUE:
@@ -133,9 +135,9 @@ def _condition_by_parent(
     for key in foreign_keys:
         parent = tables.get(key["parent"])
         if key["child"] == name and parent is not None:
-            if parent.has_tenant:  # its condition begins with a column of `t`, and here the parent is `p`
+            if parent.has_tenant:  # the condition begins with a column of `t`, but in this SQL the parent is `p`
                 parent_condition = parent.condition.replace("t.", "p.", 1)
-            else:  # the only parent table without a tenant, `tail`, has the id of its job as its key
+            else:  # only the parent table `tail` has no column `tenant_id`; its key is the id of a job
                 parent_condition = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
             return (
                 f't."{key["child_column"]}" IN'
@@ -145,14 +147,14 @@ def _condition_by_parent(
 
 
 def source_query(table: MovedTable, *, digest: bool = False) -> str:
-    """SQL that selects the tenant's rows as the new cell gets them. With `digest`, it selects instead the number of
+    """SQL that selects the tenant's rows as the new cell gets them. With `digest`, the SQL selects only the number of
     these rows and the sum of their hashes.
     """
     from_clause, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
-        # The table `event` has a partition for each day, and the new cell may lack the partition of an old day. So the
-        # rows of `event` and of `kept_event` become rows of `kept_event` there. Further events need no copy, because in
-        # each cell the view `history` derives them from the rows of jobs and tasks.
+        # The table `event` has a partition for each day, and the new cell may lack the partition of an old day. So in
+        # the new cell, the rows of both `event` and `kept_event` become rows of `kept_event`. The other events of a job
+        # need no copy, because in each cell the view `history` derives them from the rows of jobs and tasks.
         both_tables = " UNION ALL ".join(
             f"SELECT {table.column_list()} FROM {name}" for name in ("event", "kept_event")
         )
@@ -185,7 +187,8 @@ def _move_prefix(tenant: str) -> str:
 # The function of the triggers `begins` and `continues`. The statement that settles a step may also make another task of
 # the job `running`, so that the worker goes on with the job. This function leaves that task without a lease, as if the
 # worker had no room for it. The settlement reads the row that the function returns, so it writes a hint in place of the
-# claim. Then the trigger `postpones` postpones the task: PostgreSQL calls triggers in the order of their names.
+# claim. Afterwards the trigger `postpones` postpones the task, because PostgreSQL calls triggers in the order of their
+# names.
 _LEAVE = """
 CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $body$
 BEGIN
@@ -207,14 +210,14 @@ $body$
 """
 # SQL: whether an UPDATE of a task lets a worker go on with the job. It is false for the claim of a due task, because
 # such a claim changes no `blocked` task, and does not change `news` (which counts the ended steps and the signals of a
-# workflow). Claims may still come before the due times are postponed. They are left alone, because the claimed steps
-# run, and the drain waits for them.
+# workflow). Until the due times are postponed, workers may still claim due tasks. The trigger does not undo these
+# claims: the claimed steps run, and the stage `drain` waits for them.
 _GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. So workers finish running steps. They claim no due step, and do not
-    go on from a finished step to the next step of its job.
+    """Refuse new jobs, and postpone all due times. From then on workers only finish the running steps: they claim no
+    due step, and do not go on from a finished step to the next step of its job.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
@@ -250,7 +253,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 
 def _leave_function(tenant: str) -> str:
-    """SQL: the name of the function `_LEAVE`. Each move has its own function, because its end drops the function."""
+    """SQL: the name of the function `_LEAVE`. Each move has its own function, because the end of a move drops it."""
     return f'"{_move_prefix(tenant)}leaves"'
 
 
@@ -323,10 +326,10 @@ async def _run_locking(connection: Connection, statements: Sequence[str]) -> Non
 
 
 async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
-    """Copy the tenant's rows, as one snapshot shows them, into the tables of the move. Compare the copies with the
-    rows. Returns the number of rows.
+    """Copy the tenant's rows, as one snapshot shows them, into the tables of the move. Then compare each copy with its
+    original. Returns the number of rows.
 
-    Raises Conflict `copy_differs` if a copy differs from its rows.
+    Raises Conflict `copy_differs` if a copy differs from its original.
     """
     await drop_copies(target, tenant)
     total = 0
@@ -334,7 +337,7 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
         for table in tables:
             staging = _staging_table(tenant, table)
             await target.execute(f'CREATE TABLE {staging} (LIKE "{table.name}")')
-            if table.order_column:  # the copy has the order of the rows in place of their old numbers
+            if table.order_column:  # the copy keeps the order of the rows in `moving_place`, and drops the old numbers
                 await target.execute(
                     f'ALTER TABLE {staging} ADD COLUMN moving_place bigserial, DROP COLUMN "{table.order_column}"'
                 )
@@ -376,11 +379,11 @@ async def _pipe(
 ) -> None:
     """Write what the query returns into the table `staging`. At most 16 pieces are in memory at once."""
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
-    write_ended = asyncio.Event()  # also set if the connection to the target is lost
+    write_ended = asyncio.Event()  # set when the write has ended, or when the connection to the target is lost
 
     async def read() -> None:
         await source.copy_from_query(query, tenant, output=pieces.put)
-        await pieces.put(None)  # not after an error, or else the copy would end as if it were complete
+        await pieces.put(None)  # only without an error: None ends the copy as complete
 
     async def pieces_until_end() -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
@@ -431,7 +434,8 @@ async def drop_copies(target: Connection, tenant: str) -> None:
         await target.execute(f"DROP TABLE {row['name']}")
 
 
-# The statements that admit jobs lock these rows of `gate` in the same order, so no deadlock can arise.
+# Locks the limits that all tenants share (`*`) and at which the tenant has jobs. The statements that admit jobs lock
+# these rows of `gate` in the same order, so no deadlock can arise.
 _LOCK_SHARED_LIMITS = """
 SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
     SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id
@@ -445,8 +449,8 @@ DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' A
 
 async def leave_shared_limits(connection: Connection, tenant: str) -> None:
     """Remove the tenant's jobs from the concurrency limits that all tenants share (`*`). In the old cell these jobs
-    never end, so until `clean` they would count at these limits, and jobs of other tenants would wait. Call this in a
-    transaction, after the switch.
+    never end. They would count at these limits until `leasehold cells move --clean` deletes them, and jobs of other
+    tenants would wait. Call this in a transaction, after the switch.
     """
     await connection.fetch(_LOCK_SHARED_LIMITS, tenant)
     await connection.execute(_LEAVE_SHARED_LIMITS, tenant)
@@ -483,7 +487,7 @@ _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "
 
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
-    """The prefixes of the tenant's objects. The platform made each key, so no text of a client is used as a key."""
+    """The prefixes of the tenant's objects. A key in these columns was made by the platform, never by a client."""
     prefixes = {
         f"jobs/{row['id']}/"
         for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)

@@ -1,6 +1,6 @@
 """Makes the requests for a feed (a job's events, log lines or chunks), and resumes the feed after a lost connection.
 
-It does no input or output, so the blocking client and the asyncio client both use it.
+The module does no input or output, so that both the blocking client and the asyncio client can use it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Following(Generic[T]):
         self._feed = feed
         self._make_tries = make_tries
         self._tries: Tries | None = None  # of a request that has no answer yet; None: there is no such request
-        self._last_number = str(feed.after)  # of the last item
-        self._number_at_connect = self._last_number  # the last number when this connection began
+        self._last_number = str(feed.after)  # the number of the last item
+        self._number_at_connect = self._last_number  # the value of `_last_number` when this connection began
         #: Whether the job had ended before this connection began. If so, a connection without items is the last.
         self.job_has_ended = False
-        self._empty_connections = 0  # in a row: connections that ended without an item while the job went on
+        self._empty_connections = 0  # how many connections in a row brought no item although the job had not ended
         self._parser = Parser()
         self._call: Call[Any]  # the request of this connection
 
@@ -50,7 +50,7 @@ class Following(Generic[T]):
         return call
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """Seconds until the next connection; None: the items follow in this answer. Raises as Tries.after_answer."""
+        """Seconds until the next connection; None: this answer brings the items. Raises as Tries.after_answer does."""
         assert self._tries is not None
         pause = self._tries.after_answer(answer)
         if pause is None:
@@ -58,8 +58,8 @@ class Following(Generic[T]):
         return pause
 
     def after_error(self, error: httpx2.TransportError) -> float:
-        """Seconds until the next connection. Raises as Tries.after_error."""
-        # `_tries` is None if the connection broke after the answer had begun. Then a new count of tries begins.
+        """Seconds until the next connection. Raises what Tries.after_error raises."""
+        # `_tries` is None if the connection broke after the answer had begun. Then the tries are counted from 0 again.
         self._tries = self._tries or self._make_tries(self._call)
         return self._tries.after_error(error)
 
@@ -76,12 +76,12 @@ class Following(Generic[T]):
         return self._last_number != self._number_at_connect
 
     def after_nothing(self, job: models.Job) -> float | None:
-        """Seconds until the next connection, after a connection that ended without an item; None: connect at once.
-        `job`: the job, read after that connection. If the job has ended, one more connection brings the last items, if
-        any are left.
+        """Call this after a connection that ended without an item. Returns the seconds until the next connection; None:
+        connect immediately. `job`: the job, read after that connection. If the job has ended, one more connection
+        brings the last items, if any are left.
 
-        The API ends a connection without items after ten minutes. But a proxy may end each connection at once. So the
-        pause grows with each such connection in a row.
+        The API ends a connection without items after ten minutes. But a proxy may end each connection immediately. So
+        the pause grows with the number of such connections in a row.
         """
         self.job_has_ended = job.ended
         if job.ended:

@@ -1,4 +1,5 @@
-"""Declares the tables of the audit. The role of the API and the workers may add rows, not change them (roles.py).
+"""Declares the tables of the audit. The API and the workers log in to PostgreSQL with a database role that may add rows
+to the audit, but not change or delete them (roles.py).
 
 A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0022).
 """
@@ -25,7 +26,8 @@ audit = Table(
     Column("source_ip", Text),
     Column("request_id", Text),
     Column("details", Text, nullable=False),  # the exact JSON text that the hash covers
-    # Only the trigger writes these: the row's number in its chain, the hash of the row before, and the row's own hash.
+    # Only the trigger writes these three: the row's number in its chain, the hash of the previous row, and its own
+    # hash.
     Column("seq", BigInteger),
     Column("previous", LargeBinary),
     Column("hash", LargeBinary),
@@ -38,8 +40,8 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: The two ends of each chain. `seq` and `hash`: the number and the hash of its last row. `first_seq`: the number of the
-#: first row that retention has not deleted. `first_previous`: the hash of the row before `first_seq`.
+#: The two ends of each chain. `seq` and `hash`: the number and the hash of the chain's last row. `first_seq`: the
+#: number of the first row that retention has not deleted. `first_previous`: the hash of the row before that row.
 audit_chain = Table(
     "audit_chain",
     metadata,

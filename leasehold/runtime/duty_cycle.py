@@ -1,7 +1,7 @@
 """The duty cycle of slow statements: the longer a statement took, the longer the pause before it runs again.
 
 Some statements also read all rows that were deleted since the last vacuum, so their cost grows with the load. Such a
-statement does not run at a fixed interval. It takes at most a fixed share of the time.
+statement does not run at a fixed interval. Its pauses are so long that it runs for at most a fixed part of the time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from time import monotonic
 
 
 def pause_after(seconds: float, *, share: float, at_least: float, at_most: float) -> float:
-    """How many seconds to pause after work that took `seconds`, so that the work takes at most `share` of the time.
+    """How many seconds to pause after work that took `seconds`, so that the work takes at most the part `share` (0 to
+    1) of the time.
 
-    The pause is at least `at_least`, and never longer than `at_most`, even if the work then uses a larger share.
+    The pause is at least `at_least`, and never longer than `at_most`, even if the work then takes a larger part.
     """
     return min(max(at_least, seconds / share), at_most)
 
 
 class Pauses:
-    """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over. The pause
-    is computed from the shorter of the last two durations, because a single slow turn may have waited for a lock or a
-    processor. The pause after the first turn is `at_least`.
+    """Decides when repeated work is due: the first time immediately, and later when the pause since `done` is over. The
+    pause is computed from the shorter of the last two durations, because a single slow execution may have waited for a
+    lock or a processor. After the first execution the pause is `at_least`.
     """
 
     def __init__(
@@ -47,5 +48,5 @@ class Pauses:
         return pause
 
     def forget(self) -> None:
-        """Make the work due immediately."""
+        """Make the work due immediately, although its pause is not over."""
         self._due_at = float("-inf")

@@ -2,9 +2,9 @@
 
 A turn (one execution of the work) can fail in two ways. Neither ends the loop, but the pauses between turns grow. If
 PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
-(telemetry/outages.py). Any other error is counted, and is logged with its traceback once. An error that looks like an
-outage is treated in the same way if it comes again and again while others get answers. An example is the error of a
-statement that always takes too long.
+(telemetry/outages.py). Any other error is a failure of the duty: it is counted, and is logged with its traceback once.
+An error that looks like an outage also counts as a failure of the duty, if it comes again and again while other parts
+of the process get answers. For example, a statement that always takes too long raises such an error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage, because PostgreSQL, the store or the broker does not answer. The duty is not at fault,
-#: unless others get answers.
+#: Errors that mean an outage, because PostgreSQL, the store or the broker does not answer. While other parts of the
+#: process get no answers, either, the duty is not at fault.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: After this many such errors without a success, the duty is at fault, if others had an answer between each two of the
-#: errors.
+#: If other parts of the process got an answer between each two of these errors, the duty is at fault from this error
+#: on, counted since its last success.
 _MAX_ANSWERED = 5
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
@@ -55,10 +55,11 @@ class Periodic:
         self._failing_since = 0.0
         self._logged_at = 0.0
         self._logged_kinds: set[str] = set()
-        #: The outage that the last turn met, and how many answers (`Outage.answers`) others had had by then; None: the
-        #: last turn met no outage.
+        #: The outage that the last turn met, and the value of `Outage.answers` (the answers that other parts of the
+        #: process had got) at that time; None: the last turn met no outage.
         self._met: tuple[Outage, int] | None = None
-        self._answered = 0  # errors that look like an outage, although others had an answer after the previous one
+        #: The outage errors since the last success before which other parts of the process got an answer.
+        self._answered = 0
         ERRORS.labels(name)
         STUCK.labels(name)  # both metrics exist at 0 from the start, so that an alert sees the first increase
 
@@ -91,8 +92,8 @@ class Periodic:
         return self._every if pause is None else pause
 
     def _after_outage(self, error: BaseException) -> float:
-        """Record an outage, which the process logs once for all duties. If others get answers, record an error of the
-        duty instead. Returns the pause until the next turn.
+        """Record an outage, which the process logs once for all duties. If the duty is at fault, record a failure of
+        the duty instead. Returns the pause until the next turn.
         """
         outage = outage_of(error)
         if self._is_at_fault(outage):
@@ -107,7 +108,7 @@ class Periodic:
         """Whether the duty is at fault for an error that looks like `outage`."""
         if self._met is None or self._met[0] is not outage:
             return False
-        if outage.lasts and self._met[1] == outage.answers:  # nobody has had an answer since the last turn
+        if outage.lasts and self._met[1] == outage.answers:  # no part of the process got an answer since the last turn
             return False
         self._answered += 1
         return self._answered >= _MAX_ANSWERED
@@ -144,8 +145,8 @@ _MAX_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
-    """Returns the error if it is the first of its kind in this duty, so that the caller logs its traceback. Otherwise,
-    and after `_MAX_LOGGED` kinds of errors in this process, returns None.
+    """Returns the error if it is the first of its kind in this duty, so that the caller logs its traceback. Returns
+    None for a later error of the kind, and after `_MAX_LOGGED` kinds of errors in this process.
     """
     kind = f"{duty} {kind_of(error)}"
     if kind in _kinds_logged_by_process or len(_kinds_logged_by_process) >= _MAX_LOGGED:
@@ -155,7 +156,7 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
 
 
 def record_unforeseen(duty: str, error: BaseException) -> None:
-    """Count and log an error of a loop that is no Periodic. Such a loop also goes on after the error."""
+    """Count and log an error of a loop that is not a Periodic, but also goes on after the error."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)

@@ -20,9 +20,9 @@ class Pending(Generic[T]):
     """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result.
 
     A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
-    first await begins the call: the call gets its place in the journal in the branch that awaits it. A second branch
-    may await the call, too. Exception: at a replay, the second branch might await the call first, and the call would
-    get another place. Where this is possible, the driver refuses the second await.
+    first await begins the call, and gives it a place in the journal: the next number of the branch that awaits it. A
+    second branch may await the call, too. Exception: at a replay, the second branch might await the call first, and the
+    call would get another place. Where this is possible, the driver refuses the second await.
 
     `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, the ancestor is
     the owner. `is_first`: the owner had awaited nothing before it began the call.
@@ -60,7 +60,9 @@ class Runnable(Protocol):
 
     @property
     def is_workflow(self) -> bool:
-        """Whether the task is a workflow. Such a task cannot be a step of a workflow's run: a run has one journal."""
+        """Whether the task is a workflow. Such a task cannot be a step in another workflow's run, which has one
+        journal.
+        """
 
     @property
     def handler(self) -> str:
@@ -77,7 +79,7 @@ class Runnable(Protocol):
         """A separate run of the task: for `ctx.start`, and for `ctx.run` if the task is limited."""
 
     def new_step(self) -> Mapping[str, Any]:
-        """For `ctx.run`: the columns queue, max_attempts, timeout_seconds and cancelable of the step's row."""
+        """The columns queue, max_attempts, timeout_seconds and cancelable of the step's row, for `ctx.run`."""
 
     def decode_result(self, value: Any) -> Any:
         """The result, decoded from JSON. Raises ResultUnreadable."""
@@ -101,8 +103,9 @@ class Journaled(Pending[T]):
 
 
 class RunCall(Journaled[T]):
-    """`ctx.run`. The driver sets two attributes when it begins the call. `step`: the name of the call's step, `name#n`,
-    but without its branch. `is_own_run`: a run of its own does the work instead, because the task is limited.
+    """`ctx.run`. The driver sets two attributes when it begins the call. `step`: the name of the step that does the
+    work, `name#n`, but without its branch. `is_own_run`: not a step but a separate run does the work, because the task
+    is limited.
     """
 
     __slots__ = ("argument", "is_own_run", "step", "task")
@@ -126,7 +129,9 @@ class SleepCall(Journaled[None]):
 
 
 class SignalCall(Journaled[T]):
-    """`ctx.wait_for`. `seconds`: the timeout, or None. `decode`: checks the payload. `schema`: its JSON schema."""
+    """`ctx.wait_for`. `seconds`: the timeout, or None. `decode` checks the payload. `schema`: the payload's JSON
+    schema.
+    """
 
     __slots__ = ("decode", "schema", "seconds")
 
@@ -154,8 +159,8 @@ class LocalCall(Journaled[T]):
 
 
 class StartCall(Journaled[T]):
-    """`ctx.start`. `make`: makes the handle of the run from its id. `detach`: the run goes on if the workflow ends
-    without success.
+    """`ctx.start`. `make`: makes the handle of the started run from its id. `detach`: if the workflow ends without
+    success, the started run goes on.
     """
 
     __slots__ = ("argument", "detach", "make", "task")
@@ -169,7 +174,7 @@ class StartCall(Journaled[T]):
 
 
 class ResultCall(Journaled[T]):
-    """The wait for the result of a run (`child`). `ctx.start` has started this run, or `ctx.run` of a limited task."""
+    """The wait for the result of a run (`child`), which `ctx.start`, or `ctx.run` of a limited task, has started."""
 
     __slots__ = ("child", "task")
 
@@ -197,15 +202,16 @@ class Gather(Pending[list[Any]]):
         super().__init__()
         self.elements = elements
         self.return_exceptions = return_exceptions
-        self.parts: list[Pending[Any]] = []  # the elements, each coroutine as its branch
+        self.parts: list[Pending[Any]] = []  # the elements; in place of a coroutine, its branch
         self.open_count = 0  # how many parts are not done
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when
-    `wakes_after_ends` more steps have ended (None: no step makes it due). At the latest it is due after `delay` seconds
-    (None: never by time). The worker sets `suspension`, the settlement that suspends the workflow.
+    """How the workflow has stopped. `ended`: it has ended with `result`; otherwise it waits. A workflow that waits is
+    due again when `wakes_after_ends` more steps have ended (None: no step makes it due), but at the latest after
+    `delay` seconds (None: no time makes it due). The worker sets `suspension`, the settlement that suspends the
+    workflow.
     """
 
     ended: bool

@@ -69,9 +69,9 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
-    """Receive two frames (messages of the protocol) and run the step. The first frame only names the files of the run:
-    the child restricts itself to these files. The second frame has the client's parameters, so the child reads it after
-    the restriction.
+    """Receive two frames (messages of the protocol) and run the step. The first frame names only the files of the run,
+    and the child then restricts itself to these files. The second frame has the client's parameters, so the child reads
+    it only after the restriction.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return  # the worker has closed the channel: it does not need this child
@@ -90,7 +90,7 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
     frames.receive(frames.CHANNEL)  # wait here: the worker reads this process's peak memory, and then kills it
 
 
-_send_lock = threading.Lock()  # a handler's threads may send, too
+_send_lock = threading.Lock()  # the threads of a handler may send at the same time
 
 
 def _send(frame: frames.Answer | frames.Progress | frames.LogLine | frames.Emitted) -> None:
@@ -124,8 +124,8 @@ class _LogSender(logging.Handler):
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, bool | int | float | str | None]:
-    """The fields that the handler gave as `extra`, within the protocol's bounds. A bool, a float, None, and an integer
-    of at most 53 bits stay as they are. Any other value becomes text.
+    """The fields that the handler gave as `extra`, within the protocol's bounds. A value that is a bool, a float, None
+    or an integer of at most 53 bits stays as it is. Any other value becomes text.
     """
     return {
         bounded(name, frames.MAX_NAME): value
@@ -145,8 +145,9 @@ def _log_to_worker(level: int) -> None:
 
 
 class _WorkerLink:
-    """Connects the handler with the worker: sends progress and chunks (values for the job's stream) over the channel,
-    and checks whether the worker requests a stop. That request is a file in the parent of the run's `directory`.
+    """Connects the handler with the worker. It sends progress and chunks (values for the job's stream) over the
+    channel, and checks whether the worker requests a stop. The worker requests a stop by a file in the parent of
+    `directory`, the directory of the run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -217,7 +218,9 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
 
 
 def _frame_of_error(raised: BaseException) -> frames.Failed:
-    """The frame for the handler's exception. The frame names the error that the worker will raise."""
+    """The frame for the handler's exception. The frame names the error that the worker will raise. For a group of
+    exceptions, `deciding` chooses the exception that counts.
+    """
     error = deciding(raised)
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")

@@ -20,7 +20,8 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 #: onnxruntime quantises the weights of these operators when it loads a model.
 _QUANTISED_ON_LOAD = {"Conv", "ConvTranspose", "Gemm"}
 _LOWEST = "leasehold_lowest_float"  # the name of the constant that `_protect` adds to the model
-#: The override that quantises a tensor with one scale, in place of one scale for each channel.
+#: An option of onnxruntime for a single tensor: quantise the tensor with one scale, not with one scale for each
+#: channel.
 _ONE_SCALE = {"quant_type": QuantType.QInt8, "symmetric": True}
 
 
@@ -54,7 +55,7 @@ def quantise_static(
     later call reads the file and runs no sample. Without `ranges` each call runs the samples. `float_layers`: the names
     (`name_of`) of the nodes that stay float.
 
-    Raises Permanent("not_quantisable").
+    Raises Permanent("not_quantisable") if onnxruntime cannot quantise the model.
     """
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
@@ -65,7 +66,7 @@ def quantise_static(
     del model
     root = logging.getLogger()
     level = root.level
-    # Otherwise onnxruntime would log the advice to optimise the model, which the step `onnx` has done.
+    # Otherwise onnxruntime would log the advice to optimise the model. But the step `onnx` has already optimised it.
     root.setLevel(logging.ERROR)
     try:
         quantize_static(
@@ -98,10 +99,10 @@ def quantise_static(
 def _protect(path: Path, float_layers: Sequence[str]) -> None:
     """Change the int8 model, so that onnxruntime leaves these layers float when it loads the model.
 
-    onnxruntime quantises the weights of a layer between DequantizeLinear and QuantizeLinear (its optimiser
-    WeightBiasQuantization, which the user of a package would have to switch off). It does not do so if another node
-    stands between DequantizeLinear and the layer. So this function inserts `Max` with the lowest float, which changes
-    no value, and which no optimiser removes.
+    When onnxruntime loads a model, its optimiser WeightBiasQuantization quantises the weights of a layer that stands
+    between DequantizeLinear and QuantizeLinear. The user of a package would have to switch this optimiser off. But the
+    optimiser leaves the layer alone if another node stands between DequantizeLinear and the layer. So this function
+    inserts `Max` with the lowest float. This node changes no value, and no optimiser removes it.
     """
     model = onnx.load_model(path)
     nodes: list[onnx.NodeProto] = []
@@ -132,8 +133,9 @@ def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
 
 
 def _of_one_scale(model: onnx.ModelProto) -> list[str]:
-    """The weights that onnxruntime cannot quantise, or cannot run, with a scale for each channel. These are weights of
-    a MatMul with more than two dimensions, and the weights of a ConvTranspose with several groups.
+    """The names of the weights that need one scale, because onnxruntime cannot quantise them with a scale for each
+    channel, or cannot run the result. These are weights with more than two dimensions of a MatMul, and the weights of a
+    ConvTranspose with several groups.
     """
     dimensions = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     names: list[str] = []
