@@ -1,5 +1,5 @@
-"""The first page, the Overview: findings that need attention, numbers of jobs and queues, and rates of the
-last hour.
+"""The Overview, the first page of the console. It shows findings that need attention, numbers of jobs and queues, and
+rates of the last hour.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _RATES_SECONDS = 20
 @dataclass(frozen=True, slots=True)
 class State:
     """The findings, and the numbers of `findings.Numbers`. `live`: counts of unfinished jobs; None if the caller may
-    not read jobs. `queues`, `workers`: None if the caller may not see all tenants.
+    not read jobs. `queues`: a row for each queue. `workers`: the number of workers. Both are None if the caller may not
+    see all tenants.
     """
 
     findings: list[Finding]

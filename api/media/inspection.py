@@ -1,6 +1,4 @@
-"""Checks an uploaded object by its size and its first bytes, for `complete-upload`. It does not read the rest of the
-object.
-"""
+"""Checks an uploaded object by its size and its first bytes, for `complete-upload`. Reads no more of the object."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ async def inspect_upload(store: ObjectStore, key: str, declared_type: str, limit
     """The object's size in bytes, or the reason of its refusal. `declared_type`: the content type that the client
     named for the upload URL.
 
-    Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
+    Raises Conflict if there is no object yet, and StoreUnavailable if the store does not answer.
     """
     try:
         size, head = await store.size_and_head(key, HEAD_BYTES)

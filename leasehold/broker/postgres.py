@@ -2,8 +2,8 @@
 immediately.
 
 NOTIFY takes a database-wide lock at commit, so no transaction with other work uses NOTIFY. A separate connection sends
-the names of queues that have new tasks, at a low rate. Without NOTIFY the workers find all tasks by their polls, but
-later.
+the names of queues that have new tasks, at a low rate. If a notification is lost, the workers still find all tasks by
+their polls, but later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from leasehold.urls import database_url
 
 #: The channel of NOTIFY and LISTEN.
 CHANNEL = "leasehold_hints"
-#: Seconds between two rounds of notifications of a process. Each round names all queues that got hints since the
-#: previous round.
+#: Seconds between two rounds of notifications that a process sends. Each round names all queues that got hints since
+#: the previous round.
 NOTIFY_INTERVAL_SECONDS = 0.005
 #: How long it may take to open a connection, or to run a statement on it, in seconds.
 CONNECT_SECONDS = 10.0
@@ -81,8 +81,8 @@ class PostgresBroker:
         await self._notifier.close()
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Remember the queues and return immediately. Each hint counts as confirmed, because a poll finds its task's
-        row.
+        """Remember the queues of the hints, and return immediately. Each hint counts as confirmed, because even without
+        the hint a poll finds the task.
         """
         for hint in hints:
             self._pending_queues[hint.queue] = None
@@ -97,7 +97,7 @@ class PostgresBroker:
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue after each connect, and for a queue that a notification names."""
+        """From now on, call `on_wake` for every queue after each connect, and for a queue that a notification names."""
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
@@ -126,8 +126,8 @@ class PostgresBroker:
         }
 
     async def _notify(self, connection: Connection) -> None:
-        """Send the names of the pending queues, pause, and repeat. If the connection fails, the next connection sends
-        them.
+        """Send the names of the pending queues, pause, and repeat. If the connection fails, the names stay pending, and
+        the next connection sends them.
         """
         while True:
             await self._has_pending.wait()
@@ -172,8 +172,9 @@ class PostgresBroker:
 
 
 class _Session:
-    """A connection outside the pools. It reconnects by itself. While the connection is open, `serve` runs with it.
-    `role`: names the connection at PostgreSQL and in the log. No transaction is ever opened on the connection.
+    """A connection outside the pools, which is opened again whenever it breaks. While the connection is open, `serve`
+    runs with it. `role` (notify or listen) names the connection in PostgreSQL and in the log. No transaction is ever
+    opened on the connection.
     """
 
     def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-#: The client calls it with the number of bytes that were sent, and the number of all bytes.
+#: A function that the client calls with the number of bytes that were sent, and the number of all bytes.
 OnProgress: TypeAlias = Callable[[int, int], None]
-#: Bytes that are read, and reported, at once.
+#: A file is read, and its progress is reported, in pieces of this many bytes.
 _PIECE_BYTES = 256 * 1024
 
 

@@ -26,8 +26,7 @@ audit = Table(
     Column("source_ip", Text),
     Column("request_id", Text),
     Column("details", Text, nullable=False),  # the exact JSON text that the hash covers
-    # Only the trigger writes these three: the row's number in its chain, the hash of the previous row, and its own
-    # hash.
+    # Only the trigger writes these: the row's number in its chain, the previous row's hash, and this row's hash.
     Column("seq", BigInteger),
     Column("previous", LargeBinary),
     Column("hash", LargeBinary),

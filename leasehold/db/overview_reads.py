@@ -14,8 +14,9 @@ from leasehold.db.unsettled import SILENT
 #: Unfinished jobs are counted up to MAX_UNFINISHED. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
 MAX_UNFINISHED, MAX_LATE = 500, 50
 
-# $1 tenant, $2 the longest wait that is not late, $3 the most ids of late jobs. A job that only an external worker can
-# start (`waiting_worker`) is never late, because such a worker may poll seldom.
+# $1: the tenant. $2: a job that waits longer than this for its start is late. $3: return at most this many ids of late
+# jobs. A job that only an external worker can start (`waiting_worker`) is never late, because such a worker may poll
+# seldom.
 _UNFINISHED_COUNTS = f"""
 -- overview_live
 SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE counted.started_at IS NOT NULL))::int AS started,
@@ -31,9 +32,10 @@ LEFT JOIN run r ON r.job_id = counted.id
 
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
-    """Counts of the tenant's oldest MAX_UNFINISHED unfinished jobs: `unfinished` (all of them), `started`, and `held`
-    (they wait at a concurrency limit). Also `late`: the ids of at most MAX_LATE jobs that should have started more than
-    `long_wait` ago, but have not started. The job with the longest wait is first.
+    """Counts the tenant's oldest MAX_UNFINISHED unfinished jobs. `unfinished`: all of them. `started`: the jobs that
+    have started. `held`: the jobs that wait at a concurrency limit. `late` is no count but has the ids of at most
+    MAX_LATE jobs that should have started more than `long_wait` ago, but have not started; the job with the longest
+    wait is first.
     """
     row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None
@@ -69,7 +71,7 @@ SELECT count(*)::int FROM worker WHERE seen_at > statement_timestamp() - make_in
 
 
 async def worker_count(connection: Connection, silent_seconds: float) -> int:
-    """The number of workers that have had a heartbeat within `silent_seconds`, of all tenants."""
+    """The number of workers whose last heartbeat came within `silent_seconds`. Workers serve all tenants."""
     counted: int = await connection.fetchval(_WORKERS, silent_seconds)
     return counted
 
@@ -107,8 +109,9 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """For operators: by duty (a maintenance loop of a worker), the number of its units in quarantine now. A unit is one
-    thing that a duty works on. A unit that failed is in quarantine until the duty tries it again.
+    """For operators: a row for each duty (a maintenance loop of a worker) with units in quarantine. A unit is one thing
+    that a duty works on. A unit that failed is in quarantine until the duty tries it again. `n`: the number of the
+    duty's units in quarantine now. `code`: the error code of one of them.
     """
     return await connection.fetch(_QUARANTINED)
 
@@ -131,11 +134,12 @@ async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | Non
     return await connection.fetchrow(_HELD_SNAPSHOT, max_age)
 
 
-#: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
+#: A page shows at most MAX_LIMITS limits. For each limit, the admitted jobs and the waiting jobs are counted up to
+#: MAX_AT_LIMIT.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
-# The bounds of a limit (a row of the table `gate`), and the numbers of jobs that it has admitted (`inside`), and that
-# wait at it (`waiting`). A limit of the tenant `*` holds for all tenants together.
+# SQL: the bounds of a limit (a row of the table `gate`), how many jobs the limit has admitted (`inside`), and how many
+# jobs wait at the limit (`waiting`). A limit of the tenant `*` holds for all tenants together.
 _LIMIT_COLUMNS = f"""gate.at_most, gate.per_minute,
     (SELECT count(*) FROM (SELECT 1 FROM gate_job g WHERE g.tenant_id = gate.tenant_id AND g.key = gate.key
         AND g.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
@@ -151,9 +155,9 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 
 
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
-    """For operators: the next MAX_LIMITS + 1 limits that operators declared, of all tenants. `inside`: the jobs that
-    the limit has admitted. `waiting`: the jobs that wait at it. Each is counted up to MAX_AT_LIMIT. `after`: tenant and
-    key of the last limit of the previous page.
+    """For operators: the next MAX_LIMITS + 1 limits that operators declared, of all tenants. `inside`: the number of
+    jobs that the limit has admitted. `waiting`: the number of jobs that wait at the limit. Both are counted up to
+    MAX_AT_LIMIT. `after`: tenant and key of the last limit of the previous page.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
@@ -196,8 +200,8 @@ _WAITING = _jobs_at_limit_sql("overview_jobs_waiting", "NULL")
 async def jobs_at_limit(
     connection: Connection, tenant_id: str, key: str, count: int, *, admitted: bool
 ) -> Sequence[Row]:
-    """For operators: at most `count` jobs at the limit. `admitted`: the jobs that the limit has admitted; otherwise the
-    jobs that wait at it. The jobs are sorted by tenant, and for each tenant in the order in which the limit admits
-    them.
+    """For operators: at most `count` jobs at the limit. `admitted`: read the jobs that the limit has admitted;
+    otherwise read the jobs that wait at the limit. The jobs are sorted by tenant. The jobs of one tenant are in the
+    order in which the limit admits them.
     """
     return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, count)

@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from leasehold.db.tables import metadata
 
-#: People. A person who belongs to two tenants has a row for each tenant.
+#: The people. A person who belongs to two tenants has a row for each tenant.
 person = Table(
     "person",
     metadata,

@@ -7,7 +7,7 @@ from datetime import datetime
 
 def full_stop(text: str) -> str:
     """The text with a full stop at its end. A text that ends with `.`, `!`, `?` or `…` stays as it is. Use this for a
-    text from elsewhere that ends a sentence, such as the text of an error.
+    sentence whose end comes from elsewhere, for example from the text of an error.
     """
     text = text.rstrip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."

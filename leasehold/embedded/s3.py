@@ -62,7 +62,7 @@ class S3:
         return self._server is not None and self._server.running
 
     async def start(self) -> None:
-        """Start the server, on the same port and data as before.
+        """Start the server. After a stop, the server starts again on the same port, with the same objects.
 
         Raises:
             EmbeddedError: rclone was not found, did not start, or did not answer in time.
@@ -74,7 +74,7 @@ class S3:
         self._run_as.make_directory(buckets / self.bucket)
         self._remember_secret()
         program = await find_rclone(self._run_as)
-        if not is_free(self.port):  # the process that listens there would answer our clients
+        if not is_free(self.port):  # otherwise the process that uses this port now would answer our clients
             raise EmbeddedError(f"rclone serve s3 cannot start: port {self.port} is in use")
         address = f"127.0.0.1:{self.port}"
         options = ["--addr", address, "--allow-origin", self._allow_origin, *self._tls_options()]
@@ -82,8 +82,8 @@ class S3:
             "rclone serve s3",
             [program, "serve", "s3", *options, buckets],
             log=self.directory / "s3.log",
-            # The key is in the environment, because every user can read a command line. rclone reads the variable as
-            # CSV.
+            # The key is in the environment, because every user of the machine can read a command line. rclone reads the
+            # variable as CSV.
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": str(self.directory),

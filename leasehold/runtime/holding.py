@@ -1,12 +1,12 @@
 """Checks that no asyncio task holds a pooled connection during outbound I/O.
 
-Otherwise tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for each
-connection that it lends. Egress (requests to outside addresses), the object store and the broker call
+Otherwise asyncio tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for
+each connection that it lends. Egress (requests to outside addresses), the object store and the broker call
 `check_nothing_held` before they send.
 
-If a task holds a connection and creates another task, the new task counts as holding the connection, too, because the
-first task usually awaits the new task (gather, wait_for). If the first task does not await the new task, create the new
-task before the connection is acquired, or with `context=Context()`.
+If an asyncio task holds a connection and creates a second asyncio task, the second task counts as holding the
+connection, too, because the first task usually awaits it (gather, wait_for). If the first task does not await the
+second task, create the second task before the connection is acquired, or with `context=Context()`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from leasehold.telemetry.meters import counter
 log = structlog.get_logger(__name__)
 
 _BorrowedConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
-#: The connections that the current task has borrowed, or inherited from the task that created it. Some of them may have
-#: been released.
+#: The connections that the current asyncio task has borrowed, or that the asyncio task held which created it. Some of
+#: these connections may have been released.
 _borrowed: ContextVar[tuple[_BorrowedConnection, ...]] = ContextVar("borrowed", default=())
 
 HELD = counter(
@@ -39,13 +39,13 @@ strict = False
 
 
 class ConnectionHeld(LeaseholdError):
-    """Outbound I/O began while this task, or the task that created it, held a pooled connection. Release the connection
-    first.
+    """Outbound I/O began while this asyncio task, or the asyncio task that created it, held a pooled connection.
+    Release the connection first.
     """
 
 
 def record_borrowed(connection: _BorrowedConnection) -> None:
-    """Record that this task holds `connection` of the pool, until the connection is released."""
+    """Record that this asyncio task holds a connection of the pool. The record counts until the release."""
     _borrowed.set((*_held_connections(), connection))
 
 
@@ -62,7 +62,7 @@ def check_nothing_held(to: str) -> None:
 
 
 def _held_connections() -> tuple[_BorrowedConnection, ...]:
-    """The connections that this task has borrowed and not released. A released proxy has no `_con`; no public attribute
-    of asyncpg shows the release.
+    """The connections that this asyncio task holds. A proxy whose connection was released has no `_con`; no public
+    attribute of asyncpg shows the release.
     """
     return tuple(proxy for proxy in _borrowed.get() if getattr(proxy, "_con", None) is not None)

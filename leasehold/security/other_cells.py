@@ -41,7 +41,8 @@ _MAX_BYTES = 64 * 1024
 #: The largest count that is accepted from a cell. There must be a bound, because this API could not write a count
 #: beyond 64 bits into its own answer.
 _MAX_COUNT = 2**53 - 1
-#: The endpoints that a cell has for other cells. They ask the first for its load, and the second for a job or a tenant.
+#: The endpoints that each cell has for the other cells. OWN_PATH answers with the load of the cell. FIND_PATH answers
+#: whether the cell has a job or a tenant.
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
 
 
@@ -83,16 +84,16 @@ class CellHolding(BaseModel):
 
 
 State: TypeAlias = Literal["ready", "not_ready", "silent"]
-#: Why another cell, although it answers, has not reported its load. `no_key`: this cell has no key for the other cell.
-#: `key_refused`: the other cell refused the key. `not_understood`: its answer has another form. `another_cell`: it has
-#: another name than the map says.
+#: Why another cell has not reported its load, although it answers. `no_key`: this cell has no key for the other cell.
+#: `key_refused`: the other cell refused the key. `not_understood`: this cell cannot read the other cell's answer, or
+#: got no whole answer in time. `another_cell`: the other cell has another name than the map says.
 Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another_cell"]
 
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What is known of a cell. `load`: None if the cell has not reported it. `because`: the reason, if a cell that
-    answers has not reported its load. `seconds`: how long the cell took to answer.
+    """What is known of a cell. `load`: the cell's load, or None. `because`: why a cell that answers has not reported
+    its load; None if it has, or if the cell is silent. `seconds`: how long the cell took to answer.
     """
 
     cell: str
@@ -105,8 +106,8 @@ class CellAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell that has the job or the tenant, or in which the map places the tenant. `tenant`: the tenant of the job, or
-    the tenant that was looked for. `console`: the path of the cell's console; None: the cell has no console, or the
+    """A cell that has the job or the tenant, or to which the map assigns the tenant. `tenant`: the tenant of the job,
+    or the tenant that was searched. `console`: the path of the cell's console; None: the cell has no console, or the
     path is not known.
     """
 
@@ -118,12 +119,12 @@ class Found:
 
 
 class CellKeys:
-    """The keys with which this cell asks the other cells. If the setting names a file, a changed file is read again.
-    While the file has no valid keys, the last keys stay in force.
+    """The API keys with which this cell asks the other cells. If the setting names a file, a changed file is read
+    again. While the file has no valid keys, the last valid keys stay in force.
     """
 
     def __init__(self, secret: SecretStr) -> None:
-        """Raises ValueError, which shows no key."""
+        """Raises ValueError if the keys cannot be read. The error's text shows no key."""
         self._secret = secret
         self._text = secret.get_secret_value()
         self._keys = parse_keys(self._text)
@@ -141,7 +142,9 @@ class CellKeys:
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """The key of each cell: `{"b": "lh_b_..."}`. An empty text has no keys. Raises ValueError, which shows no key."""
+    """The key of each cell, for example `{"b": "lh_b_..."}`. An empty text has no keys. Raises ValueError. The text of
+    the error shows no key.
+    """
     if not text:
         return {}
     try:
@@ -151,7 +154,7 @@ def parse_keys(text: str) -> dict[str, str]:
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise ValueError("the keys of the cells are not a JSON object that maps each cell to its key")
     for cell, key in keys.items():
-        if not CELL.fullmatch(cell):  # it may be a key in the place of a name, so the error must not show it
+        if not CELL.fullmatch(cell):  # the error does not show the name, because it may be a key in the wrong place
             raise ValueError("the keys of the cells have a name that no cell can have")
         if parse_key(key) is None:
             raise ValueError(f"the key of cell {cell} does not have the form of a key")
@@ -175,8 +178,8 @@ async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
 async def ask(
     http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
 ) -> CellAnswer:
-    """Ask a cell whether it is ready and, with a key, what its load is. If the cell does not answer, or sends something
-    else, `state` and `because` have the reason. Nothing is raised.
+    """Ask a cell whether it is ready and, with a key, what its load is. If the cell does not answer, or sends an answer
+    of another form, this function does not raise: `state` and `because` give the reason.
     """
     began = monotonic()
     readiness, response = await asyncio.gather(
@@ -234,8 +237,9 @@ async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: flo
 
 
 class OtherCells:
-    """Asks the other cells, for this process of the API. Requests within `_SHARED_SECONDS` get the same answer of a
-    cell. A cell that did not answer last time is asked again, but no request waits for this cell.
+    """Asks the other cells, for this process of the API. The requests that come within `_SHARED_SECONDS` get the same
+    answer of a cell. If a cell did not answer last time, this process asks it again, but no request waits for its
+    answer.
     """
 
     def __init__(self, cells: Cells, keys: CellKeys, http: httpx2.AsyncClient) -> None:
@@ -261,13 +265,13 @@ class OtherCells:
         return [answer for request in requests if (answer := request.answer) is not None]
 
     def _current_request(self, cell: str, address: str) -> _Request:
-        """The request to the cell that several API requests use. If there is no such request, or if its time is over,
-        this method begins a new one.
+        """The request to this cell. Several requests to this API use it. If there is no request to the cell yet, or if
+        `_SHARED_SECONDS` are over, this method begins a new request.
         """
         request = self._requests.get((cell, address))
         if request is not None and not request.is_over:
             return request
-        # The context is empty, because the task may last longer than the API request that began it.
+        # The context is empty, because the asyncio task may last longer than the API request that began it.
         task = asyncio.create_task(ask(self._http, cell, address, self._keys.of(cell)), context=Context())
         self._requests[cell, address] = _Request(task, None if request is None else request.answer)
         return self._requests[cell, address]
@@ -322,7 +326,7 @@ class OtherCells:
 
 class _Request:
     """A request to one cell. Several requests to this API use its answer. `previous`: the cell's answer to the previous
-    request; None: there is none.
+    request; None: there was no previous request.
     """
 
     def __init__(self, task: asyncio.Task[CellAnswer], previous: CellAnswer | None) -> None:

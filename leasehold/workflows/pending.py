@@ -103,9 +103,9 @@ class Journaled(Pending[T]):
 
 
 class RunCall(Journaled[T]):
-    """`ctx.run`. The driver sets two attributes when it begins the call. `step`: the name of the step that does the
-    work, `name#n`, but without its branch. `is_own_run`: not a step but a separate run does the work, because the task
-    is limited.
+    """`ctx.run`. The driver sets two attributes when it begins the call. `step`: `name#n`, for the nth call of this
+    name in its branch; it is the name of the step that does the work, but without the branch. `is_own_run`: not a step
+    but a separate run does the work, because the task is limited.
     """
 
     __slots__ = ("argument", "is_own_run", "step", "task")

@@ -46,7 +46,8 @@ promoted_object = Table(
     Column("turn", Uuid),  # the id of the promote request that is writing the key
     Column("for_job", Uuid),  # the job that this request promotes
     Column("until", TIMESTAMP(timezone=True)),  # after this time the request counts as dead, and a worker undoes it
-    Column("reached", Text),  # what the request may have done at the key: created | unsure | replaced
+    # What the request may have done at the key: created, unsure or replaced (see `Change` in promotion/ownership.py).
+    Column("reached", Text),
     Column("backup", Text),  # where our own store may have a copy of the object that the request replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),

@@ -1,4 +1,4 @@
-"""The result of every header reader."""
+"""`Header`: what every reader of a picture's header returns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`width` x `height`: the largest area that a decoder may allocate for one frame, before the step `resize` turns
-    the picture upright.
+    """`width` x `height`: the largest area, in pixels, that a decoder may allocate for one frame. The two are measured
+    before the step `resize` turns the picture upright. `frames`: the number of frames; 1 if it is no animation.
     """
 
     width: int
