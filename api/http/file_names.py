@@ -9,7 +9,7 @@ MAX_BYTES = 255
 
 def clean_file_name(name: str) -> str:
     """The name in NFC, cut to 255 bytes of UTF-8, without control, formatting and bidirectional characters and without
-    lone surrogates. If nothing is left: `unnamed`.
+    lone surrogates. If nothing is left, the name is `unnamed`.
     """
     plain = "".join(
         character

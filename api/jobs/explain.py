@@ -43,15 +43,15 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest` has at most one place, whose handler is missing, because no worker of the place's queue has it. The value
-    has the handlers of the queue's workers whose names are the most similar to the missing handler's name.
+    `nearest` has at most one place: a place whose handler no worker of its queue has. The value has those handlers of
+    the queue's workers whose names are the most similar to the name of the missing handler.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
     nearest: Mapping[Place, Sequence[str]] = field(default_factory=dict)
 
 
-#: For steps about which nobody has read which workers serve them.
+#: Used if the caller has not read which workers serve the steps.
 _UNKNOWN_SERVING = Serving()
 
 
@@ -138,8 +138,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
     `lately`: the jobs admitted in the last minute.
     """
-    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest,
-    # because a reader cannot use it.
+    # If a limit counts the jobs of each value in the payload separately, its key ends with the digest of the value.
+    # Leave out the digest, because a reader cannot use it.
     key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
@@ -158,8 +158,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of one step. There are two if the step waits until a time and no worker has its handler, or if its
-    lease has expired and something prevents the takeover. Otherwise there is one.
+    """The reasons of one step. Mostly there is one. There are two if the step waits until a time and no worker has its
+    handler, or if the step's lease has expired and something prevents the takeover.
     """
     if row["status"] == "running" and row["lapsed"]:
         return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)
@@ -170,8 +170,8 @@ def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list
 
 
 def _is_handler_missing(row: Row, serving: Serving) -> bool:
-    """Whether workers serve the step's queue, but none of them has the step's handler or, if there are several, all of
-    them.
+    """Whether workers serve the step's queue, but none of them has the step's handler. If the step needs several
+    handlers, one worker must have all of them.
     """
     served = serving.places.get((row["queue"], row["handler"]))
     return served is not None and served.workers > 0 and served.able == 0  # `able`: how many have the handler
@@ -179,8 +179,8 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
     """The reasons of a running step whose lease has expired. If the job is being cancelled, the sweeper of a worker
-    ends the step. Otherwise another worker takes the step over. If no worker can, a second reason names the obstacle: a
-    paused queue, or no worker for the step.
+    ends the step. Otherwise another worker takes the step over. If no worker can take it over, a second reason names
+    the obstacle: the queue is paused, or no worker has the step's queue and handler.
     """
     step = row["step"]
     lapsed = f"The lease on {step} has expired."
@@ -202,7 +202,7 @@ def _reason_of_paused_queue(row: Row) -> dict[str, Any]:
 
 
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
-    """The reason of a step whose lease has not expired. The column `later`: the step is not due yet."""
+    """The reason of a step that waits, or runs under a valid lease. The column `later`: the step is not due yet."""
     step = row["step"]
     if row["status"] == "running":
         return _reason("running", f"{step} is running.", step=step, worker=row["lease_owner"], until=row["lease_until"])
@@ -243,8 +243,8 @@ def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
 
 def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     step, queue, handlers = row["step"], row["queue"], split_handlers(row["handler"])
-    # If the step needs several handlers, name the first that no worker has. There is no such handler if each worker
-    # lacks a different one.
+    # If the step needs several handlers, name the first handler that no worker has. There is no such handler if workers
+    # have each of the handlers, but no worker has all of them.
     places = [(queue, handler) for handler in handlers if not _is_served(serving, (queue, handler))]
     if not places:
         task = ", ".join(map(_task_of, handlers))
@@ -264,7 +264,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
 
 
 def _is_served(serving: Serving, place: Place) -> bool:
-    """Whether a worker of the queue has the handler. Also true if `_read_serving` has not read this."""
+    """Whether a worker of the queue has the handler. True if `_read_serving` has read nothing about this place."""
     served = serving.places.get(place)
     return served is None or served.able > 0
 

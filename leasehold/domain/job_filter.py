@@ -19,15 +19,14 @@ from leasehold.domain.json_pointer import path_of
 from leasehold.domain.states import JobState
 from leasehold.domain.tags import NAME
 
-#: The most characters of a filter, and the most terms.
+#: A filter has at most this many characters, and this many terms.
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 #: A length of time: `90s`, `2h`.
 _LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. A term that does not begin with a key and a colon is a
-#: text.
+#: The key of a term, with its colon: `kind:`, `tag.customer:`, `payload./a/b:`. A term without a key is a text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
 #: A value that needs no quotes.
@@ -62,8 +61,9 @@ class Range:
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """The terms of a filter, all of which must hold. `waited`: how long the job waited for its start, and `duration`:
-    how long it ran, in seconds. `payload`: the keys and list positions of each JSON pointer, with the value there.
-    `positions`: {key of a term: the character at which the term begins}, for errors.
+    how long it ran, in seconds. `payload`: for each term, the JSON pointer (split into keys and list positions), and
+    the value that the payload must have there. `positions`: {key of a term: the character at which the term begins},
+    for errors.
     """
 
     kind: str | None = None
@@ -114,7 +114,7 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 def quoted(value: str) -> str:
     """The value as it stands in a filter: in quotes if it needs them. The value must not be empty, because `parse`
-    refuses that.
+    refuses a term without a value.
     """
     if _PLAIN.fullmatch(value):
         return value
@@ -176,7 +176,7 @@ def _read_value(text: str, start: int) -> tuple[str, int]:
 
 
 class _FilterBuilder:
-    """Collects the terms of a filter, and checks each."""
+    """Collects the terms of a filter, and checks each term."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
@@ -285,7 +285,7 @@ def _read_pointer(term: _Term) -> tuple[str, ...]:
 
 
 def _reader_of_names(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
-    """A reader of values that match the pattern."""
+    """A function that reads the value of a term. It refuses a value that does not match the pattern."""
 
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
@@ -311,7 +311,8 @@ def _read_id(term: _Term) -> UUID:
         raise InvalidFilter(term.value_position, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
 
 
-#: By key: reads the value of a term that has no adder of its own in `_FilterBuilder`.
+#: The key of a term -> the function that reads the term's value. The terms with another form are not in this table:
+#: `_FilterBuilder._adders` has a function for each of them.
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _reader_of_names(_WORD),
     "status": _read_status,

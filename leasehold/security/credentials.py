@@ -1,9 +1,9 @@
 """API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this module.
 
 A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that divide
-the tenants among them) has made it. The prefix is public and finds the row. The database stores only a hash of the
-secret, so the key is shown once, when it is made. SHA-256 is enough, because the secret has 256 random bits, and a slow
-hash only protects secrets that can be guessed.
+the tenants among them) has made it. The prefix is public, and `find_key` finds the key's row by it. The database stores
+only a hash of the secret, so the key is shown once, when it is made. SHA-256 is enough: the secret has 256 random bits,
+and a slow hash would only help if the secret could be guessed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyOfSeed:
-    """The key that was made from a seed. A seed is a secret. A request that is repeated with the same seed makes the
-    same key again.
+    """The key that was made from a seed. A seed is a secret. If a request is repeated with the same seed, the answer
+    has the same key again.
 
     `key`: the key with its secret; None: the key is too old to be shown again, or cannot be used any more.
     """
@@ -71,7 +71,8 @@ class PresentedKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within the last minute.
+    """A key's row. `usable`: when the row was read, the key was neither revoked nor expired. `used_lately`: the use of
+    the key was recorded within the last minute.
 
     `quota_key`: the name under which rates and quotas are counted. A key and the keys rotated from it have the same
     `quota_key`.
@@ -117,7 +118,7 @@ def _new_prefix_and_secret() -> tuple[str, str]:
 
 
 def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
-    """The prefix and the secret that are made from this seed. Neither of them reveals the other or the seed."""
+    """The prefix and the secret that are made from this seed. Neither of the two reveals the other or the seed."""
     numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
     prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
     secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))
@@ -136,6 +137,7 @@ SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_i
 FROM api_key WHERE prefix = $1
 """
 
+# Finds the key of a seed by the prefix $1 and the hash of the secret $2. $3: a key that is older is not shown again.
 FIND_OF_SEED = """
 -- key_find_of_seed
 SELECT id, tenant_id, expires_at, created_at > clock_timestamp() - $3::interval
@@ -149,9 +151,9 @@ UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
 """
 
-# The old key expires after the overlap $2, or at its own expiry if that is sooner. `ends_at`: the old key's expiry
-# before this statement, which becomes the new key's expiry. The CTE locks the row, so the second of two concurrent
-# rotations reads the expiry that the first has set.
+# The old key expires after the overlap $2, or at the expiry that it already has if that is sooner. `ends_at`: the old
+# key's expiry before this statement, which becomes the new key's expiry. The CTE locks the row, so the second of two
+# concurrent rotations reads the expiry that the first has set.
 RETIRE = """
 WITH old_key AS (
     SELECT id, expires_at FROM api_key
@@ -207,11 +209,12 @@ async def create_key(
     key's prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
-    client, `tenant_reserved` for the tenant EVERYBODY. Raises asyncpg.UniqueViolationError if the seed has a key.
+    client, `tenant_reserved` for the tenant EVERYBODY. Raises asyncpg.UniqueViolationError if a key was already made
+    from the seed.
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
-    if tenant_id == EVERYBODY:  # its keys would read the shared audit chain, and its limits would count all tenants
+    if tenant_id == EVERYBODY:  # its keys would read the audit's chain `*`, and its limits would count all tenants
         raise Invalid(
             "tenant_reserved",
             "`*` stands for all tenants, and is none itself. A key of any tenant reaches all of them with the scope "
@@ -260,7 +263,7 @@ async def find_key(connection: Connection, prefix: str) -> StoredKey | None:
 
 
 async def mark_used(connection: Connection, key_id: UUID) -> None:
-    """Record that the key was used. The row is written at most once a minute."""
+    """Record that the key was used. If the last record is less than a minute old, nothing is written."""
     await connection.execute(MARK_USED, key_id)
 
 
@@ -310,15 +313,15 @@ async def list_keys(
 ) -> list[dict[str, Any]]:
     """The keys of the tenant (None: of all tenants), without their secrets. `state`: active, expired or revoked.
 
-    `ended`: whether to list expired and revoked keys, too. `at_most`: how many; None: all. `after`: the id of the last
-    key of the previous page.
+    `ended`: whether to list expired and revoked keys, too. `at_most`: list at most this many keys; None: all. `after`:
+    the id of the last key of the previous page.
     """
     return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most, after)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:
     """Revoke the key for good. It stops working within `api_key_cache_seconds`. A repeated call is safe. Raises
-    NotFound.
+    NotFound if no key has the prefix.
     """
     if await connection.fetchval(REVOKE, prefix) is None:
         raise NotFound("key_not_found", "No key has this prefix.")

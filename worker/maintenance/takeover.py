@@ -1,7 +1,7 @@
 """Decides which worker leads, and carries out the leader's most urgent duty: to make the tasks of dead workers runnable
 within a second.
 
-The leader is the worker that carries out the duties that only one worker at a time needs to do (duties.py).
+Some duties (duties.py) need only one worker at a time. The leader is the worker that carries out these duties.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than this part of its time
-#: (MAX_BUSY, one hundredth), the leader reads less often, but at least once in LATEST_SECONDS.
+#: The leader reads expired leases every `sweep_seconds`. If these queries would take more than MAX_BUSY of the leader's
+#: time (one hundredth), the leader reads less often, but at least once in LATEST_SECONDS.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds. Some rows may still be
@@ -34,8 +34,8 @@ _LEASES_AT_ONCE = 200
 
 
 class Leadership:
-    """True while this worker leads. For a moment two workers may lead at the same time. Then a duty is done twice,
-    which does no harm. `seconds`: how long the leadership lasts without a renewal.
+    """The object is true while this worker leads. For a moment two workers may lead at the same time. Then a duty is
+    done twice, which does no harm. `seconds`: how long the leadership lasts without a renewal.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -63,7 +63,7 @@ class Takeover:
         self._pool = pool
         self._leadership = leadership
         self._announcer = announcer
-        #: Workers that were dead in the last turn.
+        #: The workers that were dead at the last turn. duties.py reads this attribute, too.
         self.dead: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
@@ -79,9 +79,9 @@ class Takeover:
         return None
 
     async def _expire_leases(self, connection: Connection) -> bool:
-        """End expired leases. This sends the query only when the pause is over, or when a worker has just died (within
-        `_HURRY_SECONDS`). The reason: the query is slow, because it reads every row version of running tasks since the
-        last vacuum. Returns whether more leases may have expired.
+        """End expired leases. The query is slow, because it reads every row version of running tasks since the last
+        vacuum. So send it only when the pause is over, or when a worker has died within the last `_HURRY_SECONDS`.
+        Returns whether more leases may have expired.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):  # a worker has died since the last turn
@@ -95,7 +95,7 @@ class Takeover:
         return False
 
     async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> int:
-        """End the expired leases, and those of the `dead` workers. Returns how many leases ended."""
+        """End the expired leases, and the leases of the `dead` workers. Returns how many leases ended."""
         lease_count, hints, failed_jobs = await sweeps.expire_leases(
             connection, dead, self._settings.max_losses, _LEASES_AT_ONCE
         )

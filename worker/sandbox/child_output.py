@@ -30,7 +30,8 @@ class ChildOutput:
         self._read_end, self.write_end = os.pipe()
         self._recorder: Recorder | None = None  # the attempt's recorder, which stores the lines with the job
         self._context = copy_context()
-        # `_emit` itself adds each line to the recorder. With `record_in(None)` the log call does not add it again.
+        # `_emit` itself adds each line to the recorder. With `record_in(None)` the log call does not add the line
+        # again.
         self._context.run(record_in, None)
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
@@ -46,8 +47,8 @@ class ChildOutput:
         self._loop.add_reader(self._read_end, self._read)
 
     def begin(self, pipeline: str, step: str) -> None:
-        """A run begins. From now on, log at most MAX_BYTES_PER_RUN of its output, with the names of its pipeline and
-        step. The attempt calls this in its own context.
+        """Call this when a run begins, in the context of its attempt. From now on, log at most MAX_BYTES_PER_RUN of the
+        child's output, with the names of the pipeline and the step.
         """
         self._log_last_line()
         self._recorder = current()
@@ -57,7 +58,7 @@ class ChildOutput:
         self._log = self._log.bind(pipeline=pipeline, step=step)
 
     def read(self) -> None:
-        """Log the output that is in the pipe now, also a last line without an end."""
+        """Log the output that is in the pipe now. Also log a last line that has no end."""
         if self._read_end >= 0:
             self._read()
         self._log_last_line()
@@ -95,7 +96,7 @@ class ChildOutput:
                 self._recorder.add("info", "output", text)
 
     def _log_last_line(self) -> None:
-        """Log the last line, whose end was not written yet, and how many bytes were dropped."""
+        """Log the line whose end the child has not written yet, and how many bytes were dropped."""
         self._emit(self._line)
         self._line = b""
         if self._dropped:
