@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are fast metrics. They have no lock, so only one thread, the main loop's or the
-heartbeat's, may update a time series. All other metrics are objects of the Prometheus client library, which have locks.
+Metrics that every attempt updates are fast metrics. They have no lock, so only one thread may update a time series: the
+main loop's thread or the heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
-#: The values of the label `how` of CRASHES. The signals among them are those by which a process usually dies.
+#: The values of the label `how` of CRASHES. A signal that is not among them counts as `other`.
 HOW_CHILDREN_CRASH = frozenset(
     {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS", "SIGTERM", "SIGTRAP", "SIGXCPU",
      "SIGXFSZ", "out_of_memory", "exit", "other"}

@@ -1,5 +1,6 @@
 """The page To settle: cases that only a person can decide. For example, it is unknown whether a provider has received
-an order, or a schedule has paused itself. The form of this page settles orders; other cases link to their own pages.
+an order, or the platform has paused a schedule. The form of this page settles orders. Other cases link to their own
+pages.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from leasehold.domain.sentences import full_stop
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
-#: The number of cases on the page.
+#: The page shows at most this many cases.
 _PAGE = 50
-#: An action on the picked orders -> the word for it in the sentence afterwards.
+#: An action on the picked orders -> its word in the sentence that the page shows after the action.
 _ACTIONS_DONE = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
 
 
@@ -55,8 +56,8 @@ async def show_unsettled(
 
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
-    """Settle the orders that were picked. After the action `adopt`, the job goes on with an order that the person has
-    found at the provider. `adopt` needs the provider's id of this order, in the field `ref-<job id>`.
+    """Settle the picked orders. With the action `adopt`, a job goes on with an order that the person has found at the
+    provider. This action needs the id that the order has at the provider, in the field `ref-<job id>`.
     """
     action: Any = form.get("action", "")
     picked_ids = dict.fromkeys(form.picked("job"))

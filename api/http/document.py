@@ -1,5 +1,5 @@
-"""Completes the OpenAPI document for all operations: it adds statuses that no route declares, headers, and links.
-The `openapi` of the app calls `complete_document` once.
+"""Completes the OpenAPI document for all operations: it adds statuses that no route declares, headers, and links. The
+app's method `openapi` calls `complete_document` once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from leasehold.api.http.problems import MEDIA_TYPE
 
-#: The content of an answer that is a problem.
+#: The content, in OpenAPI's form, of an answer that is a problem.
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
 # Statuses that many operations may answer, with the codes of their problems. The routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
@@ -21,8 +21,8 @@ _STATUSES_OF_BODIES = {
 }
 _STATUSES_OF_ALL = {431: "`head_too_large`"}
 
-# Codes of every operation that takes an idempotency key, or values in a query or a body. The routes need not declare
-# them.
+# The codes of every operation that takes an idempotency key, and the codes of every operation that takes values in a
+# query or a body. The routes need not declare these codes.
 _CODES_OF_IDEMPOTENCY_KEYS = {
     409: ("idempotency_key_in_flight",),
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
@@ -81,7 +81,7 @@ def complete_document(document: dict[str, Any], scopes: Mapping[tuple[str, str],
 
 
 def _complete_responses(path: str, operation: dict[str, Any]) -> None:
-    """Add the statuses that the route does not declare, and the headers, and sort the responses by status."""
+    """Add to the operation the statuses that its route does not declare, and the headers. Sort the statuses."""
     responses = operation["responses"]
     for status, description in _common_statuses(path, operation).items():
         responses.setdefault(str(status), {"description": description} | _PROBLEM)
@@ -153,8 +153,8 @@ def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
             for target in targets
         }
         assert answer["links"].keys() <= operations_by_id.keys(), name
-    # These links do not fit into _LINKS. A link to a template fills two parameters, the type and the version. A link to
-    # a call about a claimed task also fills the lease in the request's body.
+    # The links below do not fit into _LINKS, because most of them fill two parameters, or a part of the request's body
+    # (for example the lease in the calls about a claimed task).
     created_template = operations_by_id["createTemplate"]["responses"]["201"]
     version_parameters = {"kind": "$response.body#/type", "version": "$response.body#/version"}
     created_template["links"] = {

@@ -21,8 +21,8 @@ def best_effort(work: str) -> Iterator[None]:
     """Suppress the errors of the block that come from an outage of the database, or from a pool without a free
     connection.
 
-    Use it only if a worker also does the work later, or if the work soon becomes needless (the release of a reservation
-    that soon expires). `work`: the name of the work in the log.
+    Use this only if a worker would do the work later, or if the work soon becomes needless (for example the release of
+    a reservation that soon expires). `work`: the name of the work in the log.
     """
     try:
         yield

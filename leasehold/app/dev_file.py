@@ -11,7 +11,7 @@ from pathlib import Path
 #: The file holds the secrets of throw-away servers. So only its owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
-#: How the first line of the file begins. After it comes the process that wrote the file (`_name_of`).
+#: How the first line of the file begins. The line goes on with the process that wrote the file (`_name_of`).
 _HEAD = "# of the process "
 #: The index of the field in /proc/PID/stat that says when the process began. The first field after the process's state
 #: has the index 0.
@@ -20,9 +20,9 @@ _BEGAN = 18
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder during the block. A second `leasehold dev` in the folder replaces the file.
-    When the second one ends, it restores the file of the first one, if the first one still runs. A `leasehold dev` that
-    ends changes the file only if the file still names its own process.
+    """Keep the file in the current folder during the block. A second `leasehold dev` in the folder replaces the file of
+    the first. When the second one ends, it restores the first one's file if the first one still runs, and otherwise
+    deletes the file. A `leasehold dev` that ends changes the file only if the file still names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -61,8 +61,8 @@ def dev_variables() -> dict[str, str]:
 
 
 def _text_of_living(path: Path) -> str | None:
-    """The text of the file. None if there is no file, or if the process that wrote the file has ended. (Such a process
-    was killed, and could not delete the file.)
+    """The text of the file. None if there is no file, or if the process that wrote the file has ended. (A process that
+    was killed cannot delete its file.)
     """
     try:
         text = path.read_text()
@@ -95,12 +95,12 @@ def _name_of(pid: int) -> str | None:
         status = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None if Path("/proc/self").exists() else _name_without_proc(pid)
-    state, *fields = status.rpartition(b")")[2].split()  # after the program's name, which may contain spaces
+    state, *fields = status.rpartition(b")")[2].split()  # skip the program's name, which may contain spaces
     return None if state == b"Z" else f"{pid} {fields[_BEGAN].decode()}"
 
 
 def _name_without_proc(pid: int) -> str | None:
-    """The same as `_name_of`, but only the id, because this system does not say when a process began."""
+    """The same as `_name_of`, but only the id, because a system without /proc does not say when a process began."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # the process lives, and belongs to another user

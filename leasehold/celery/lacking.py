@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from leasehold.celery.exceptions import NotSupportedName
 
-#: What to do instead. Several attributes have the same advice.
+#: Sentences of advice that several attributes have in common: what to do instead.
 _GROUP = "use group(task.s(item) for item in items)"
 _CURRENT = "use progress, emit or checkpoint of leasehold's current()"
 _CANVAS = "declare a workflow with leasehold's @app.workflow, which calls tasks in any order"

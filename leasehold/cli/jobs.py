@@ -34,7 +34,7 @@ JobId = Annotated[str, typer.Argument(help="The job's id.", callback=id_of("a jo
 
 
 def _checked_filter(words: list[str] | None) -> str:
-    """The arguments as one filter. If it is wrong, print a mark below the wrong character, and end the command."""
+    """The arguments, joined to one filter. If it is invalid, mark the invalid character, and end the command."""
     text = " ".join(words or ())
     try:
         parse(text, datetime.now(UTC))

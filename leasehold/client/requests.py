@@ -26,7 +26,7 @@ _WRONG_CELL = 421
 
 class KeyAuth(httpx2.Auth):
     """Adds the API key to each request, and sends the request to the cell that serves the key's tenant. (A cell is one
-    of several installations that share the tenants.)
+    of several installations that divide the tenants among them.)
 
     A cell that does not serve the tenant answers WrongCell, with the address of the cell that serves it. KeyAuth then
     repeats the request once at that address, and sends all later requests there. Exception: if `url` is https, KeyAuth
@@ -70,7 +70,7 @@ class KeyAuth(httpx2.Auth):
 
 def url_of(url: str | None) -> str:
     """The API's URL: `url`, else the variable LEASEHOLD_URL of the environment, else the URL of a local API. Raises
-    ClientError.
+    ClientError for a text that is no URL of an API.
     """
     url = url or os.environ.get("LEASEHOLD_URL") or "http://127.0.0.1:8000"
     try:
@@ -83,7 +83,7 @@ def url_of(url: str | None) -> str:
 
 
 def key_of(key: str | None) -> str:
-    """The API key: `key`, else the variable LEASEHOLD_API_KEY of the environment. Raises ClientError."""
+    """The API key: `key`, else the variable LEASEHOLD_API_KEY. Raises ClientError without a key that can be one."""
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
@@ -99,7 +99,7 @@ def options_of(call: Call[Any]) -> dict[str, Any]:
 
 
 def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
-    """The call's form, with its files open until `stack` closes them. Each try opens the files again."""
+    """The call's form. Its files are open until `stack` closes them, and each try of the request opens them again."""
     total_bytes = sum(path.stat().st_size for _, path in call.files)
     sent_bytes = [0]  # a list, because all ReportedFiles add to its one number
     files = [
@@ -131,7 +131,7 @@ def parse_answer(call: Call[T], answer: httpx2.Response) -> T:
 
 
 def result_of(run: Run) -> dict[str, Any]:
-    """The results of a run that has succeeded, as {step: result}, for the steps in this answer. Raises RunFailed."""
+    """The results of the steps in this answer, as {step: result}. Raises RunFailed if the run has not succeeded."""
     if run.status == "succeeded":
         return run.result or {}
     error = run.error  # None: the run was cancelled

@@ -1,6 +1,7 @@
 """Reads the events of jobs, for the API. Each read is one statement: one round trip, one snapshot.
 
-Every query names the tenant. Exception: `last_event_numbers`, whose callers have checked the tenant before.
+Every query names the tenant. Exception: the query of `last_event_numbers`, whose callers have already checked the
+tenant.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """An event of a job. `seq`: its number in the job. The statuses are those after the event."""
+    """An event of a job. `seq`: the event's number in the job. `job_status`, `task_status`: as the event left them."""
 
     seq: int
     at: datetime

@@ -123,7 +123,7 @@ schedule = Table(
     Column("overlap", Text, nullable=False),  # what a tick does while an earlier run of the schedule is unfinished
     Column("catch_up", Text, nullable=False),  # which missed ticks still start a run
     Column("catch_up_seconds", Integer, nullable=False),  # a missed tick older than this starts no run
-    # the platform pauses the schedule after this many failed runs in a row; NULL: never
+    # The platform pauses the schedule after this many failed runs in a row; NULL: never.
     Column("pause_after_failures", Integer),
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("paused_because", Text),
@@ -131,7 +131,7 @@ schedule = Table(
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
     Column("last_error", JSONB),  # why the last firing created no run; NULL: the last firing created a run
-    # Consecutive firings that created no run because of a permanent error.
+    # How many firings in a row have created no run because of a permanent error.
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
@@ -151,7 +151,7 @@ schedule = Table(
     ),
 )
 
-#: Concurrency limits. A job may name several.
+#: Concurrency limits. A job may wait at several of them.
 gate = Table(
     "gate",
     metadata,
@@ -159,7 +159,7 @@ gate = Table(
     Column("key", Text, nullable=False),
     Column("at_most", Integer),  # the most jobs that may be admitted and unfinished; NULL: any number
     Column("per_minute", Integer),  # the most admissions within any sixty seconds; NULL: any number
-    # An operator declared the limit, so the row stays even while no job uses the limit.
+    # True: an operator declared the limit, so the row stays even while no job uses the limit.
     Column("declared", Boolean, nullable=False, server_default="false"),
     PrimaryKeyConstraint("tenant_id", "key"),
     CheckConstraint("at_most IS NULL OR at_most >= 0", name="at_most_not_negative"),

@@ -1,4 +1,4 @@
-"""Checks the size of a result of an app's task, in the process that runs the task's function."""
+"""Checks the size of a result of a task function, in the process that runs the function."""
 
 from __future__ import annotations
 

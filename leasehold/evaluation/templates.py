@@ -1,8 +1,8 @@
 """Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
 Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of a tenant's template
-may be hostile. So the evaluator checks payloads against the schema, and uses a child process if the check may be
-expensive (flat.py).
+may be hostile. So the evaluator checks payloads against such a schema, and uses a child process if the check may be
+expensive (flat.py decides which checks are cheap).
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class TemplateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePage:
-    """`versions`: the entries, sorted by type. Newer versions of a type come first. `next_after`: the type and version
-    of the last entry, after which the next page begins; None: this is the last page. A version that this release cannot
-    read is left out, but counts for the page's length.
+    """`versions`: the versions on the page, sorted by type; newer versions of a type come first. `next_after`: the type
+    and the number of the version after which the next page begins; None: this is the last page. A version that this
+    release cannot read is left out, but counts for the page's length.
     """
 
     versions: Sequence[TemplateVersion]
@@ -83,9 +83,9 @@ class TemplatePage:
 
 
 class Templates:
-    """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
-    declares. `evaluator`: the caller opens and closes it. `reserved`: names, in addition to those of the pipelines,
-    that no tenant's template may have. `reserved_queues`: queues in which no handler of a tenant's template may run.
+    """Finds templates, and checks payloads against them. `pipelines`: the pipelines that this installation's code
+    declares. `evaluator`: the caller opens and closes it. `reserved`: names, in addition to the names of the pipelines,
+    that no tenant's template may have. `reserved_queues`: queues in which no step of a tenant's template may run.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class Templates:
             step.queue for pipeline in pipelines if pipeline.slots is not None for step in pipeline.steps
         }
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
-        # A cache by the pipeline's name, because making a version costs as much as a run's commit.
+        # The name of a pipeline -> its version. This is a cache, because making a version costs as much as a run's
+        # commit.
         self._in_code: dict[str, TemplateVersion] = {}
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
@@ -130,8 +131,9 @@ class Templates:
     async def find(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None = None
     ) -> TemplateVersion:
-        """The template in this version, even if the version is disabled. If `version` is None: the template in its
-        newest enabled version. Raises NotFound `template_not_found`, and Conflict `template_unreadable`.
+        """The template in this version, even if the version is disabled. If `version` is None, it is the template in
+        its newest enabled version. Raises NotFound `template_not_found`, and Conflict `template_unreadable` if this
+        release cannot read the template.
         """
         template_version = self.declared_in_code(template_type, version)
         if template_version is not None:
@@ -149,8 +151,8 @@ class Templates:
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
     async def exists(self, connection: Connection, tenant_id: str, template_type: str) -> bool:
-        """Whether the template has any version. A disabled version counts, and so does one that this release cannot
-        read.
+        """Whether the template has any version. A disabled version counts, and a version that this release cannot read
+        counts, too.
         """
         if self.declared_in_code(template_type) is not None:
             return True
@@ -162,26 +164,30 @@ class Templates:
     async def find_for_run(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
-        """The template of an existing run. A template in code has only its current version, so this version is
-        returned, whatever version the run names. Raises NotFound.
+        """The template of an existing run. A template in code has only its current version, so for such a template this
+        method returns the current version, whatever version the run names. Raises what `find` raises.
         """
         return self.declared_in_code(template_type) or await self.find(connection, tenant_id, template_type, version)
 
     async def find_usable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
-        """As `find`, but raise Conflict `template_disabled` for a disabled version, and Invalid `two_workflows`."""
+        """As `find`, but raises Conflict `template_disabled` for a disabled version, and Invalid `two_workflows` for a
+        version with two workflows.
+        """
         return self._runnable(await self.find(connection, tenant_id, template_type, version))
 
     async def find_for_rerun(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
-        """As `find_for_run`, but raise Conflict `template_disabled`, and Invalid `two_workflows`."""
+        """As `find_for_run`, but raises Conflict `template_disabled` and Invalid `two_workflows`, as `find_usable`
+        does.
+        """
         return self._runnable(await self.find_for_run(connection, tenant_id, template_type, version))
 
     def _runnable(self, template_version: TemplateVersion) -> TemplateVersion:
-        """The version, if runs of it may start. It may name two workflows if an earlier release wrote it, or if
-        handlers that it names became workflows after it was written.
+        """The version, if runs of it may start. `check` refuses a version with two workflows. But an earlier release
+        may have written such a version, or handlers that it names may have become workflows later.
         """
         if not template_version.enabled:
             raise Conflict("template_disabled", "This version of the template is disabled.")
@@ -191,7 +197,7 @@ class Templates:
     async def find_schedulable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
-        """As `find_usable`, for a run of a schedule. Raises Conflict `not_schedulable`, too."""
+        """As `find_usable`, but also raises Conflict `not_schedulable` if schedules may not run the template."""
         template_version = await self.find_usable(connection, tenant_id, template_type, version)
         if not template_version.template.schedulable:
             raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
@@ -210,7 +216,7 @@ class Templates:
         return params
 
     def asks_evaluator(self, template_version: TemplateVersion) -> bool:
-        """Whether `params` may wait for the evaluator. Otherwise it computes the parameters at once."""
+        """Whether `params` may wait for the evaluator. Otherwise `params` computes the parameters without waiting."""
         return not template_version.in_code and bool(template_version.template.payload_schema)
 
     async def params_of_all(
@@ -249,11 +255,11 @@ class Templates:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.check_room`.
+        """Write a template that `check` accepted. Call this in a transaction, after `limits.bounds.check_room`.
 
-        Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
-        that is older than a deleted version. The reason: runs name their version, and a repeated run must not find
-        other content under the same version.
+        Raises Conflict `template_exists` if the version exists. Raises Conflict `template_version_used` for a version
+        that was deleted, or that is older than a deleted version. The reason: a run names the version of its template,
+        and a repetition of the run must not find other content under the same version.
         """
         deleted_version = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
@@ -278,9 +284,9 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        """Raises Invalid for a handler that templates may not name: an unknown handler, or the handler of a pipeline
-        that is not offered, of an isolated step, of a part (a part needs an item of the step that fans out), or of an
-        external step (no worker has its code).
+        """Raises Invalid for a handler that templates may not name. Such a handler is unknown, or its pipeline is not
+        offered, or its step is isolated, a part (which needs an item of the step that fans out) or external (no worker
+        has the step's code).
         """
         pipeline = self.pipelines.find(handler.rpartition(".")[0])
         step = self._step_of(handler) if pipeline is not None and pipeline.terms.offered else None
@@ -306,7 +312,7 @@ class Templates:
             )
 
     def _check_queue(self, queue: str) -> None:
-        """Raises Invalid for a queue that is not for templates."""
+        """Raises Invalid for a queue in which no step of a tenant's template may run."""
         if queue in self._reserved_queues:
             raise Invalid(
                 "queue_reserved",
@@ -332,11 +338,11 @@ class Templates:
             raise NotFound("template_not_found", "There is no such template.")
 
     async def delete(self, connection: Connection, tenant_id: str, template_type: str, version: int) -> None:
-        """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
-        templates and for schedules. No lock stops a run that is submitted at the same moment. Workers carry out such a
-        run without its template, but nobody can retry or repeat it.
+        """Delete a version that nothing uses. Call this in a transaction, after `limits.bounds.lock_additions` for
+        templates and for schedules. No lock stops a run of this version that is submitted at the same moment. Workers
+        carry out such a run without its template, but nobody can retry or repeat the run.
 
-        Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
+        Raises NotFound. Raises Conflict `template_in_use` or, for a template in code, Conflict `template_reserved`.
         """
         if self.declared_in_code(template_type) is not None:
             raise Conflict("template_reserved", "A template that code declares is deleted with its code.")
@@ -363,6 +369,7 @@ class Templates:
         """
         rows = await connection.fetch(_PAGE, tenant_id, template_type, *(after or (None, None)), limit + 1)
         last_key = ("", 0) if after is None else _sort_key(*after)
+        # Sort key -> version; None: a version that this release cannot read.
         versions: dict[tuple[str, int], TemplateVersion | None] = {
             _sort_key_of(version): version
             for version in self.all_declared_in_code()

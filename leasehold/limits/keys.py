@@ -1,6 +1,7 @@
 """Makes, rotates, expires and revokes API keys. Each action writes a row of the audit, in the same transaction.
 
-The API and `leasehold keys` call these functions. `tenant_id`: only keys of this tenant are found; None: of any tenant.
+The API and `leasehold keys` call these functions. `tenant_id`: only keys of this tenant are found; None: keys of any
+tenant are found. If no key is found, the functions raise NotFound.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ async def make(
 ) -> NewKey:
     """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: how long
     the key is valid from now, by the database's clock; None: the key never expires. `cell`: the name of the cell that
-    makes the key (one of several installations, each with tenants of its own); empty: there is only one installation.
-    `seed`: a secret from which a repetition makes the same key again; None: the key is random.
+    makes the key (a cell is one of several installations, each with tenants of its own); empty: there is only one
+    installation. `seed`: a secret from which the key is made, so that a repeated request makes the same key; None: the
+    key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """

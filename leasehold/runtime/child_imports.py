@@ -1,7 +1,8 @@
-"""Marks the imports of a user's program in a child process of a worker, because a program must not serve there.
+"""Marks the imports of a user's program in a child process of a worker. While the mark is set, the program must not
+start a worker.
 
-A script that serves its app without `if __name__ == "__main__":` would otherwise start a worker in the child. That
-worker would start children of its own, without end.
+A script may start its worker without `if __name__ == "__main__":`. Without the mark, importing this script would start
+a worker in the child. That worker would start children of its own, without end.
 """
 
 from __future__ import annotations

@@ -32,20 +32,21 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
 )
-#: The errors of a statement that took too long. Mostly it has waited for a lock. The limit is the `command_timeout` of
-#: the connection, or the `statement_timeout` or the `lock_timeout` that an operator has set for the role.
+#: The errors of a statement that took too long. Usually the statement has waited for a lock. The limit is the
+#: `command_timeout` of the connection, or a `statement_timeout` or `lock_timeout` that an operator has set for the
+#: database role.
 TIMED_OUT: tuple[type[Exception], ...] = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. This is so after each error of TRY_AGAIN. Exception: an InterfaceError that is
-    also a ValueError. asyncpg raises this error for a value that it cannot encode.
+    """Whether a repetition may succeed. It may after each error of TRY_AGAIN. Exception: asyncpg raises an
+    InterfaceError that is also a ValueError for a value that it cannot encode, and a repetition would fail again.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 
 
 async def until_answered(work: Callable[[], Awaitable[_Result]], *, within: float, pause: float = 0.2) -> _Result:
-    """Run `work`, and repeat it after TRY_AGAIN errors for at most `within` seconds; then raise the last error.
+    """Run `work`, and repeat it after errors of TRY_AGAIN. After `within` seconds, raise the last error.
 
     `work` must be idempotent. `pause`: seconds between two tries.
     """

@@ -1,7 +1,7 @@
 """Runs attempts at isolated steps: fetches the inputs, runs the handler in a child process, publishes the outputs.
 
-While the outputs are published, the attempt may start the next steps speculatively. That is: it starts them before a
-worker has claimed them (speculation.py).
+While the outputs are published, the attempt may start the next steps speculatively, which means before a worker has
+claimed them (speculation.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class IsolatedAttempts:
 
     @property
     def pipelines(self) -> Collection[str]:
-        """The pipelines whose isolated steps this worker can run, or may be able to run while it warms up."""
+        """The pipelines whose isolated steps this worker can run. At the end of the warm-up, the worker may find that
+        it can run none of them.
+        """
         return self._children.pipelines
 
     def failing(self, pipeline: str) -> bool:
@@ -87,8 +89,8 @@ class IsolatedAttempts:
         """Wait until the worker has warmed up. Returns whether it can run the pipeline's isolated steps. Raises NoChild
         if the warm-up takes too long.
 
-        A task of such a step may stand in an inline queue, which the worker serves meanwhile. No child may run it
-        before the worker knows that the child is confined.
+        A worker serves its inline queues while it warms up, and a task of an isolated step may stand in such a queue.
+        But no child may run the task before the worker knows that the child is confined.
         """
         await asyncio.wait([self._warming], timeout=_WARM_UP_SECONDS)
         if not self._warming.done():
@@ -118,7 +120,7 @@ class IsolatedAttempts:
         try:
             with held.beyond_limit():  # the time limit is for the handler; the store has limits of its own
                 fetched = await self._inputs(claimed, step, sources, speculation)
-            if held.cancelled:  # if the cancel came before the directory existed, the file of the cancel is missing
+            if held.cancelled:  # a cancel that came before the directory existed could not write its file there
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
@@ -164,7 +166,8 @@ class IsolatedAttempts:
             return
         used_key = (claimed.job_id, claimed.step)
         # Compare with `is`, because two attempts may have equal leases after a failover that has lost a claim (see
-        # Heartbeat.hold). Only the older attempt is valid. The end of the newer one must not discard its speculations.
+        # Heartbeat.hold). Only the older attempt is valid. The end of the newer attempt must not discard the
+        # speculations of the older attempt.
         bound_keys = [key for key, speculation in self._speculations.items() if speculation.bound_to is claimed.lease]
         for key in bound_keys:
             if next_claimed is None or key == used_key:
@@ -177,8 +180,8 @@ class IsolatedAttempts:
     async def _inputs(
         self, claimed: Claimed, step: Step, sources: list[Source], speculation: Speculation | None
     ) -> Fetched:
-        """The inputs in the attempt's directory. If the attempt uses a speculation, they are there already; else
-        download them.
+        """The inputs, in the attempt's directory. If the attempt uses a speculation, the directory has them already;
+        otherwise this method downloads them.
         """
         if speculation is not None:
             return {name: (path, speculation.sha256[name]) for name, path in speculation.files.items()}
@@ -253,10 +256,10 @@ class IsolatedAttempts:
     def _speculate(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Speculation]:
-        """Start as many of the next steps as there is room for (`Children.free_slots`). If there is room for none,
-        start one, which waits until some child has ended and its memory is free.
+        """Start as many of the next steps as there is room for (`Children.free_slots`). If there is no room, start one
+        step; it waits until some child has ended and its memory is free.
 
-        The last of these steps starts first, because the job cannot end before that step.
+        Of these steps, the last in the pipeline's order starts first, because the job cannot end before that step.
         """
         if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
             return []
@@ -280,9 +283,9 @@ class IsolatedAttempts:
     def _link_inputs(
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
-        """A speculation of `next_step`. Its directory has links to two kinds of inputs: those that `step` has fetched,
-        and files that `step` has made. When the attempt at `step` has published the files that it made, it adds their
-        digests (`complete_digests`). Raises OSError.
+        """A speculation of `next_step`. Its directory has links to two kinds of inputs: the files that the attempt at
+        `step` has fetched, and the files that it has made. When that attempt has published the files that it made, it
+        gives their digests to the speculation (`complete_digests`). Raises OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}

@@ -32,11 +32,12 @@ _TURNS = {
 }
 #: The orientations whose transposition swaps width and height.
 _SIDES_SWAPPED = {5, 6, 7, 8}
-#: Pillow's cheap first reduction leaves at least this many times the requested size.
+#: Before Pillow resamples, it reduces the picture by a cheap method, to not less than this many times the requested
+#: size.
 _REDUCING_GAP = 2.0
 
 pyvips.voperation.concurrency_set(1)  # each process has one core
-pyvips.cache_set_max(0)  # no result is needed twice
+pyvips.cache_set_max(0)  # no cache of results, because no result is needed twice
 pyvips.operation_block_set("VipsForeignLoad", True)  # libvips gets pixels from this process, never a file
 
 
@@ -73,9 +74,10 @@ def fit(size: Size, max_side: int) -> Size:
 def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Image:
     """Resample to `size` with Lanczos' filter. `box`: the part of the image to use. Raises MemoryError.
 
-    Pillow resamples in three cases. For a large reduction, Pillow first reduces by a cheap exact method. For an image
-    with alpha, Pillow weighs the colours by their alpha. For a box, Pillow can cut within a pixel. In all other cases
-    libvips resamples, because it takes half of Pillow's time for 12 megapixels. The results hardly differ (54 dB PSNR).
+    Pillow resamples in three cases: a large reduction, because Pillow first reduces by a cheap exact method; an image
+    with alpha, because Pillow weights the colours by their alpha; a box, because Pillow can cut within a pixel. In all
+    other cases libvips resamples, because it takes half of Pillow's time for 12 megapixels. The results hardly differ
+    (54 dB PSNR).
     """
     if image.size == size:
         return image

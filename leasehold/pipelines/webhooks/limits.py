@@ -1,4 +1,4 @@
-"""Limits how many deliveries a worker makes at once for one tenant, and to one host. The `deliver` step uses it."""
+"""Limits how many deliveries a worker makes at once for one tenant, and to one host. The step `deliver` uses this."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Key: TypeAlias = tuple[str, str]
 
 class DeliveryLimits:
     """The deliveries in progress. A host that does not answer holds at most `per_host` slots, and a tenant at most
-    `per_tenant`. A delivery also counts while a thread still resolves the name of its host, because the delivery may
-    end before the thread has, and all tenants use the same threads.
+    `per_tenant`. A delivery that has ended still counts while a thread resolves the name of its host, because the
+    deliveries of all tenants use the same threads.
     """
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:
@@ -26,8 +26,9 @@ class DeliveryLimits:
 
     @contextmanager
     def try_acquire(self, *, tenant: str, host: str, lookups: Sequence[Future[Any]] = ()) -> Iterator[bool]:
-        """Count one delivery while the block runs, and after it until all `lookups` have ended. The block may add to
-        `lookups`. Yields False, and counts nothing, if the tenant or the host has reached its limit.
+        """Count one delivery while the block runs, and after the block until all `lookups` have ended. `lookups`: a
+        future for each thread that resolves the host's name; the block may add to the list. Yields False, and counts
+        nothing, if the tenant or the host has reached its limit.
         """
         self._release_resolved()
         keys = (("tenant", tenant), ("host", host))

@@ -1,7 +1,9 @@
-"""`resolve`: a person knows how a step that failed (or was stopped) really ended, and writes its value.
+"""Settles steps that failed or were stopped although they may have ordered something. Only a person can find out how
+such a step really ended. `write` records the person's decision, and `resolve` makes the step succeeded with the value
+that the person gives.
 
 The person's decision is a row of the table `settlement`, which has at most one row for each epoch of a step. So if two
-people settle the same step, the first wins, and the second sees the first settlement. A step that runs again and fails
+people settle the same step, the first decision counts, and the second person sees it. A step that runs again and fails
 again can be settled again.
 """
 
@@ -24,8 +26,8 @@ from leasehold.domain.states import JobState
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
-# change nothing. `waiting_on` counts the steps for which a task waits. REPLAY runs after this statement in the same
-# transaction, and makes the next steps runnable.
+# change nothing. `waiting_on` counts the steps for which a task waits. The statement REPLAY (replays.py) runs later in
+# the same transaction, and makes the next steps runnable.
 RESOLVE = """
 -- resolve
 WITH locked_job AS MATERIALIZED (
@@ -60,7 +62,7 @@ SELECT t.id AS task_id, t.epoch, n.value AS note, j.status AS job_status FROM jo
 JOIN task t ON t.job_id = j.id AND t.step = $3 JOIN note n ON n.task_id = t.id
 WHERE j.id = $1 AND j.tenant_id = $2 AND {IS_UNKNOWN.format(intent="$4", now="clock_timestamp()")}
 """
-# As `_FIND`. It also locks the job's row until the transaction ends.
+# The same as `_FIND`, but it also locks the job's row until the transaction ends.
 _LOCK = f"""{_FIND.replace("resolve_find", "resolve_lock")}FOR UPDATE OF j
 """
 
@@ -95,8 +97,8 @@ WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A step that only a person can settle. `note`: what its last attempt wrote down for the next attempt.
-    `job_status`: how the job has ended. Only a failed job can run again.
+    """A step that only a person can settle. `note`: what its last attempt wrote down for the next attempt, among it the
+    order. `job_status`: how the job has ended. Only a failed job can run again.
     """
 
     task_id: UUID
@@ -133,8 +135,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement. Returns False if somebody else has settled this failure already; then nothing was written.
-    `ref`: the adopted order's id at `system`, the provider.
+    """Write the settlement. Returns False, and writes nothing, if somebody else has already settled this failure.
+    `ref`: the id that the adopted order has at `system`, the provider.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """
@@ -162,22 +164,22 @@ async def other_adopters(connection: Connection, tenant_id: str, system: str, re
 
 
 async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
-    """The job's latest settlement: action, ref, actor, at. None: nobody has settled it."""
+    """The job's latest settlement: action, ref, actor, at. None: nobody has settled a step of the job."""
     return await connection.fetchrow(_LATEST, job_id, tenant_id)
 
 
 async def resolve(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
 ) -> bool:
-    """failed -> succeeded, for one step of a failed job. Another step of the job must need this step, because otherwise
-    no step would be left to run. Then call `replay` in the same transaction, so that the job goes on with the next
-    steps. Returns False if there is no such failed step.
+    """Make one failed step of a failed job succeeded. Call this only if another step of the job needs this step,
+    because otherwise no step would be left to run. Afterwards call `replay` in the same transaction, so that the job
+    goes on with the next steps. Returns False if the job or the step has not failed.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 
 
 async def record(connection: Connection, unresolved: Unresolved, value: Mapping[str, Any]) -> None:
-    """Write the value of a step whose job does not run again. The states of the step and of the job stay."""
+    """Write the value of a step whose job does not run again. The states of the step and of the job do not change."""
     await connection.execute(_RECORD, unresolved.task_id, value)
 
 
