@@ -31,7 +31,7 @@ def _refuse_all_tenants(tenant: str) -> str:
 
 
 class Membership(BaseModel):
-    """What a group of the OpenID provider gives its members: a role within a tenant, and additional scopes."""
+    """What the members of a group of the OpenID provider get: a role within a tenant, and additional scopes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,8 +73,8 @@ class WorkerPool(BaseModel):
 
 def servers_of_database(url: str) -> dict[str, str]:
     """All settings that name a server of PostgreSQL, for an installation whose only server has this URL. Set them all
-    together. Otherwise a direct URL or a standby from the environment or from `.env` stays in force, and work for this
-    installation reaches another installation.
+    together. Otherwise the URL of a standby, or a direct URL, from the environment or from `.env` stays in force, and
+    requests that are meant for this installation reach another installation.
     """
     return {"database_url": url, "database_direct_url": "", "database_replica_url": ""}
 
@@ -766,8 +766,8 @@ class Settings(SettingsWithFiles):
             raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
 
     def direct(self) -> Self:
-        """The settings for connections that need a session of their own. `database_url` is then the URL of PostgreSQL
-        itself.
+        """The settings for connections that need a PostgreSQL session of their own, which a pooler may not give. In the
+        returned settings, `database_url` is the URL of PostgreSQL itself.
         """
         if not self.database_direct_url.get_secret_value():
             return self
@@ -784,13 +784,13 @@ class Settings(SettingsWithFiles):
 
     @property
     def silent_seconds(self) -> float:
-        """A worker without a heartbeat for this many seconds counts as silent, because it has missed three renewals."""
+        """A worker counts as silent after this many seconds without a heartbeat: it has missed three renewals."""
         return 3 * self.renew_seconds
 
     @property
     def silent_seconds_of_reads(self) -> float:
-        """The same bound as `silent_seconds`, for reads that the standby may answer. With a standby the bound is
-        longer, because the standby's heartbeats may be older than those of the primary.
+        """The same bound as `silent_seconds`, but for reads that the standby may answer. With a standby the bound is
+        longer, because the rows of workers on the standby may be older than those on the primary.
         """
         has_replica = bool(self.database_replica_url.get_secret_value())
         return self.silent_seconds + (self.database_replica_max_lag if has_replica else 0.0)

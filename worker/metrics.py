@@ -95,8 +95,8 @@ HOW_CHILDREN_CRASH = frozenset(
      "SIGXFSZ", "out_of_memory", "exit", "other"}
 )  # fmt: skip
 
-# Create these label values at the start. If a counter appeared only with its first event, PromQL's `increase()` would
-# not count that event.
+# The lines below create the time series of these label values at the start. If a counter appeared only with its first
+# event, PromQL's `increase()` would not count that event.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 HINTS_CLAIMED = HINTS.labels("claimed")

@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 #: The cursors of lists that are sorted by ids, by instants, and by names with versions. An id has 128 bits, and the
-#: first 21 characters of its cursor carry 126 of them. So the last character carries only two bits, and is one of four.
+#: first 21 characters of its cursor carry 126 of them. So the last character carries only two bits: it is A, Q, g or w.
 #: The API documents the patterns, but does not enforce them, because it also accepts cursors of earlier releases. It
 #: refuses a wrong cursor with a separate error code.
 IdCursor: TypeAlias = Annotated[

@@ -16,9 +16,9 @@ from leasehold.domain.errors import HandlerMissing
 if TYPE_CHECKING:
     from leasehold.workflows.context import Context
 
-#: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable", "handler"}, {"chain": [plan, ...]},
-#: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}. `handler`: the task's code, as
-#: `pipeline.step`. Plans of earlier releases lack it.
+#: The calls to run, as JSON. A single call is {"task", "args", "kwargs", "immutable", "handler"}. A chain is {"chain":
+#: [plan, ...]}, a group {"group": [plan, ...]}, and a chord {"group": [plan, ...], "body": plan}. `handler`: the name
+#: of the task's code, as `pipeline.step`. Plans of earlier releases have no `handler`.
 Plan = dict[str, Any]
 #: Stands for the previous result when no call has run before.
 _NOTHING = object()

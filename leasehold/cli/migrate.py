@@ -56,10 +56,10 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     such a schema, too. So an installation can go back to this release. `report` is called with a sentence about such a
     schema, or about other sessions for which the migration waits.
 
-    Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a revision
-    that the schema has passed; Invalid if the role `database_app_role` does not exist, or has the right to change the
-    schema; and BadSetting if a pooler shares sessions. Raises SchemaLocked if a revision gets no lock. The revisions
-    that came before this revision stay applied.
+    Before any change it may raise: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a
+    revision that the schema has passed; Invalid if the role `database_app_role` does not exist, or has the right to
+    change the schema; BadSetting if a pooler shares sessions. Later it raises SchemaLocked if a revision gets no lock.
+    The earlier revisions then stay applied.
     """
     settings = settings.direct()
     # Without a direct URL, or with a wrong direct URL, these settings may still lead to a pooler. Refuse a pooler that

@@ -172,7 +172,7 @@ FROM gate WHERE gate.tenant_id = '*' AND gate.declared AND gate.key = ANY($1::te
 
 
 async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
-    """The declared limits of these queues for all tenants together, counted as by `limits`."""
+    """The declared limits of these queues for all tenants together, with the same counts as `limits` reads."""
     return await connection.fetch(_LIMITS_OF_QUEUES, [_QUEUE_KEY + queue for queue in queues])
 
 

@@ -108,7 +108,7 @@ async def open_connection(
 class _Answers:
     """What the hosts answered in one call. `opened`: every connection; the caller closes the connections that are not
     chosen. `late`: the error of the first host that did not answer in its time. `has_found`: whether the chosen host
-    does what the caller needs: it takes writes or, for a replica, it only reads.
+    does what the caller needs. It must take writes or, for a connection to a replica, only read.
     """
 
     opened: list[WatchedConnection] = field(default_factory=list)

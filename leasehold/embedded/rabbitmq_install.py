@@ -17,7 +17,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.process import EmbeddedError
 
-# The parts of Erlang that RabbitMQ needs. They are named here, because apt would choose 150 packages by itself.
+# The parts of Erlang that RabbitMQ needs. They are listed here, because apt's own choice would be 150 packages.
 ERLANG = (
     "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
     "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
@@ -67,8 +67,8 @@ class RabbitServer:
 
 
 def find_rabbitmq() -> RabbitServer | None:
-    """The server at $LEASEHOLD_RABBIT. If the variable is not set: the system's server, else the server that
-    `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if $LEASEHOLD_RABBIT has no server.
+    """The server at $LEASEHOLD_RABBIT. If the variable is not set, it is the system's server, else the server that
+    `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if there is no server at $LEASEHOLD_RABBIT.
     """
     if configured_root := os.environ.get("LEASEHOLD_RABBIT"):
         server = RabbitServer.at(Path(configured_root).absolute())  # RabbitMQ runs in another folder
@@ -100,7 +100,7 @@ async def install_rabbitmq() -> RabbitServer:
             root.chmod(0o755)  # whatever the umask is
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
-            if RabbitServer.at(root) is None:  # before the rename, so that the next call unpacks again
+            if RabbitServer.at(root) is None:  # check this before the rename, so that the next call unpacks again
                 raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
             _relocate_erlang(root, target)
             root.rename(target)

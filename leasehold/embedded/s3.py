@@ -132,7 +132,7 @@ class S3:
 
 async def find_rclone(run_as: RunAs) -> Path:
     """The path of rclone: $LEASEHOLD_RCLONE; else the program that a wheel has installed in the directory of this
-    Python; else rclone on the PATH. If the user `run_as` cannot run rclone there, the path of a copy.
+    Python; else rclone on the PATH. If the user `run_as` cannot run that program, it is the path of a copy of rclone.
 
     Raises:
         EmbeddedError: there is no rclone.

@@ -27,8 +27,8 @@ log = structlog.get_logger(__name__)
 #: Errors that mean an outage, because PostgreSQL, the store or the broker does not answer. While other parts of the
 #: process get no answers, either, the duty is not at fault.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: If other parts of the process got an answer between each two of these errors, the duty is at fault from this error
-#: on, counted since its last success.
+#: The duty is at fault when this many of its errors looked like an outage although other parts of the process had got
+#: an answer since its previous error. A success of the duty sets the count back to 0.
 _MAX_ANSWERED = 5
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0

@@ -204,9 +204,9 @@ async def create_key(
     cell: str = "",
     seed: bytes | None = None,
 ) -> NewKey:
-    """Create a key. `quota_key`: the name under which rates and quotas count the key's use; None: its prefix. `cell`:
-    the name of the cell that makes the key; empty: there are no cells. `seed`: a secret of 256 bits, from which the
-    key's prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
+    """Create a key. `quota_key`: the name under which rates and quotas count the key's use; None: the key's prefix.
+    `cell`: the name of the cell that makes the key; empty: there are no cells. `seed`: a secret of 256 bits, from which
+    the key's prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
     client, `tenant_reserved` for the tenant EVERYBODY. Raises asyncpg.UniqueViolationError if a key was already made

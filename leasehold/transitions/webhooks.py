@@ -146,7 +146,8 @@ async def dispatch(
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
     own_pipelines = list(pipelines or ())
-    # `own_names`: of the failed jobs, the call takes only those of these pipelines. None: it takes jobs of any app.
+    # `own_names`: a failed job of an app is taken only if this list has its pipeline. None: failed jobs of any app are
+    # taken.
     is_any_app = pipelines is None or (job_id is not None and not deletes)
     own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
     # The name of a pipeline -> the pipeline whose run follows when a run fails.

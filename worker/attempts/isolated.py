@@ -107,8 +107,8 @@ class IsolatedAttempts:
         may_continue: Callable[[], bool],
     ) -> Completion:
         """Run the attempt: fetch the inputs, run the handler in a child, publish the outputs. If this worker has
-        started the step speculatively, the attempt uses that run. If an earlier attempt has published the outputs of
-        the same work, the attempt returns these and runs nothing.
+        started the step speculatively, the attempt uses that execution. If an earlier attempt has published the outputs
+        of the same work, the attempt returns those outputs and runs nothing.
 
         If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
         a step takes the speculative execution over. If no attempt does, `discard_speculations` ends it. Raises what the
@@ -234,8 +234,8 @@ class IsolatedAttempts:
     def _take_speculation(
         self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
     ) -> Speculation | None:
-        """The speculative execution of this step with these inputs, if there is one. A speculation of the step with
-        other inputs is discarded.
+        """The speculative execution of this step with these inputs, or None. A speculation of the step with other
+        inputs is discarded.
         """
         key = (claimed.job_id, claimed.step)
         speculation = self._speculations.get(key)

@@ -12,8 +12,8 @@ _WINDOW_SECONDS = 60
 
 
 class _Window:
-    """How many attempts of one queue started in each of the last 60 seconds. A second is a number of the clock. Its
-    count has the index `second % 60`, until a later second with the same index replaces it.
+    """How many attempts of one queue started in each of the last 60 seconds. Seconds are whole numbers of the clock.
+    The count of a second has the index `second % 60`, until a later second with the same index replaces the count.
     """
 
     __slots__ = ("counts", "seconds")

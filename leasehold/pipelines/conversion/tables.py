@@ -1,6 +1,6 @@
-"""The tables of conversions: `conversion` (one row for each job), `expired_conversion` (the deleted conversions that
-are remembered) and `promoted_object` (which tenant owns which key at the target, the bucket or HTTP file service to
-which a promote request copies artifacts).
+"""The tables of conversions. `conversion` has one row for each job. `expired_conversion` remembers deleted conversions.
+`promoted_object` records which tenant owns which key at the target. The target is the bucket or HTTP file service to
+which a promote request copies artifacts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ promoted_object = Table(
     Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a request has finished
     Column("turn", Uuid),  # the id of the promote request that is writing the key
     Column("for_job", Uuid),  # the job that this request promotes
-    Column("until", TIMESTAMP(timezone=True)),  # after this time the request counts as dead, and a worker undoes it
+    # After this time the promote request counts as dead, and a worker undoes what it did at the key.
+    Column("until", TIMESTAMP(timezone=True)),
     # What the request may have done at the key: created, unsure or replaced (see `Change` in promotion/ownership.py).
     Column("reached", Text),
     Column("backup", Text),  # where our own store may have a copy of the object that the request replaces
