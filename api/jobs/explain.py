@@ -69,6 +69,7 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     """Read which workers serve the waiting steps, and the running steps whose lease has expired (`lapsed`). Queues of
     external workers are left out, because the platform does not know which external workers serve them.
     """
+    # A step that needs several handlers gives a place with all of them, and a place with each of them.
     places = {
         (row["queue"], handler)
         for row in waiting_steps

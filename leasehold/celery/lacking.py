@@ -100,7 +100,7 @@ class Lacking:
     Python's protocols still work.
     """
 
-    #: The name of the class in Celery, and {name: what to do instead}.
+    #: The name of the class in Celery, and {attribute that is lacking: what to do instead}.
     _IN_CELERY: ClassVar[str]
     _LACKS: ClassVar[Mapping[str, str]]
 

@@ -239,7 +239,7 @@ def _print_to_stderr(sentence: str) -> None:
 
 
 def _refusal(problem: Mapping[str, Any], status: int) -> str:
-    """The problem as a sentence, with the first wrong values that it names."""
+    """The problem as a sentence, with the first _MAX_ERRORS wrong values that it names."""
     errors = problem.get("errors")
     errors = [error for error in errors if isinstance(error, dict)][:_MAX_ERRORS] if isinstance(errors, list) else []
     wrong_values = [f"{error.get('parameter') or error.get('pointer')}: {error.get('detail')}" for error in errors]

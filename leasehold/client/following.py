@@ -21,15 +21,20 @@ T = TypeVar("T")  # an item of the feed
 class Following(Generic[T]):
     """Reads one feed, connection after connection. `make_tries` makes the Tries of a request. The Tries decide when and
     how often the request is sent again.
+
+    For each connection, a client sends the request of `connect`, and calls `after_answer`. Then it calls `items` with
+    each piece of the answer. If the connection breaks, it calls `after_error`. If the answer ends without an item, it
+    reads the job and calls `after_nothing`.
     """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
         self._make_tries = make_tries
-        self._tries: Tries | None = None  # of a request that has no answer yet; None: there is no such request
+        self._tries: Tries | None = None  # the Tries of the present request; None once its answer has begun
         self._last_number = str(feed.after)  # the number of the last item
         self._number_at_connect = self._last_number  # the value of `_last_number` when this connection began
-        #: Whether the job had ended before this connection began. If so, a connection without items is the last.
+        #: Whether the job had ended before this connection began. If so, and this connection brings no item, the feed
+        #: ends.
         self.job_has_ended = False
         self._empty_connections = 0  # how many connections in a row brought no item although the job had not ended
         self._parser = Parser()

@@ -28,7 +28,7 @@ class KeyAuth(httpx2.Auth):
     """Adds the API key to each request, and sends the request to the cell that serves the key's tenant. (A cell is one
     of several installations that divide the tenants among them.)
 
-    A cell that does not serve the tenant answers WrongCell, with the address of the cell that serves it. KeyAuth then
+    A cell that does not serve the tenant answers 421 (WrongCell), with the address of the cell that does. KeyAuth then
     repeats the request once at that address, and sends all later requests there. Exception: if `url` is https, KeyAuth
     ignores an http address, because the key would be sent unencrypted.
     """
@@ -83,7 +83,7 @@ def url_of(url: str | None) -> str:
 
 
 def key_of(key: str | None) -> str:
-    """The API key: `key`, else the variable LEASEHOLD_API_KEY. Raises ClientError without a key that can be one."""
+    """The API key: `key`, else the variable LEASEHOLD_API_KEY. Raises ClientError if it is missing or malformed."""
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")

@@ -34,7 +34,7 @@ SELECT j.id, j.event_seq FROM job j WHERE j.id = ANY($1::uuid[])
 """
 
 # The view `history` has all events of a job (history.py). $1: the job. $2: the tenant. $3: the number of the last event
-# that the caller has. $4: the most events.
+# that the caller has. $4: read at most this many events.
 EVENTS_AFTER = """
 -- events_after
 SELECT e.seq, e.at, e.kind, e.job_status, e.step, e.task_status, e.data

@@ -33,9 +33,8 @@ LEFT JOIN run r ON r.job_id = counted.id
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
     """Counts the tenant's oldest MAX_UNFINISHED unfinished jobs. `unfinished`: all of them. `started`: the jobs that
-    have started. `held`: the jobs that wait at a concurrency limit. `late` is no count but has the ids of at most
-    MAX_LATE jobs that should have started more than `long_wait` ago, but have not started; the job with the longest
-    wait is first.
+    have started. `held`: the jobs that wait at a concurrency limit. `late` has ids: those of at most MAX_LATE jobs that
+    should have started more than `long_wait` ago, but have not started. The job with the longest wait is first.
     """
     row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None

@@ -60,10 +60,10 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `waited`: how long the job waited for its start, and `duration`:
-    how long it ran, in seconds. `payload`: for each term, the JSON pointer (split into keys and list positions), and
-    the value that the payload must have there. `positions`: {key of a term: the character at which the term begins},
-    for errors.
+    """The terms of a filter, all of which must hold. `waited`: how many seconds the job may have waited for its start.
+    `duration`: how many seconds the job may have run. `payload`: for each term, the JSON pointer (split into keys and
+    list positions), and the value that the payload must have there. `positions`: {key of a term: the character at which
+    the term begins}, for errors.
     """
 
     kind: str | None = None
@@ -311,8 +311,8 @@ def _read_id(term: _Term) -> UUID:
         raise InvalidFilter(term.value_position, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
 
 
-#: The key of a term -> the function that reads the term's value. The terms with another form are not in this table:
-#: `_FilterBuilder._adders` has a function for each of them.
+#: The key of a term -> the function that reads the term's value. The keys that are not here have a function in
+#: `_FilterBuilder._adders`, because their terms need more than a single value.
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _reader_of_names(_WORD),
     "status": _read_status,

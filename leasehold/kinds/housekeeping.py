@@ -101,7 +101,7 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
     """The hooks of all kinds. The platform's own hook, `forget_with_jobs`, comes first, whatever the kinds are. It
-    cares for the files of external workers, and any kind may have steps of external workers.
+    watches for files that external workers still send, and any kind may have steps of external workers.
     """
     hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
     return [external_files.forget_with_jobs, *hooks_of_kinds]

@@ -58,7 +58,8 @@ class Periodic:
         #: The outage that the last turn met, and the value of `Outage.answers` (the answers that other parts of the
         #: process had got) at that time; None: the last turn met no outage.
         self._met: tuple[Outage, int] | None = None
-        #: The outage errors since the last success before which other parts of the process got an answer.
+        #: Since the last success: how many errors looked like an outage although, since the error before, other parts
+        #: of the process had got an answer.
         self._answered = 0
         ERRORS.labels(name)
         STUCK.labels(name)  # both metrics exist at 0 from the start, so that an alert sees the first increase

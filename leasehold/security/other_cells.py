@@ -278,9 +278,9 @@ class OtherCells:
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
         """Ask the other cells for the job or the tenant. Returns the cells that have it, and the names of silent cells.
-        A silent cell gave no usable answer, or this cell has no key for the silent cell. The search ends at the first
-        cell that has the job or the tenant, unless the tenant has moved away from that cell. Cells that have not
-        answered by then are left out.
+        A cell counts as silent if it gave no usable answer, or if this cell has no key for it. The search ends when a
+        cell has the job or the tenant, unless the tenant has moved away from that cell. Cells that have not answered by
+        the end of the search are left out.
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}

@@ -155,7 +155,8 @@ async def dispatch(
 
     is_full = False  # a statement has taken `limit` jobs, so more may have ended
 
-    # `run_units` takes all due jobs together (`only` is None). If that fails, it takes each job by itself.
+    # Locks and reads jobs that have ended. `run_units` calls this with None for all due jobs together. If it cannot
+    # write their deliveries, it calls this for each job by itself (`only`: the id of the job).
     async def take(only: object | None) -> list[asyncpg.Record]:
         nonlocal is_full
         ended = await connection.fetch(

@@ -34,7 +34,7 @@ class Pending(Generic[T]):
         self.is_done = False
         self.value: Any = None
         self.error: BaseException | None = None
-        self.owner: Any = None  # a Branch, whose module imports this one
+        self.owner: Any = None  # a Branch; this module cannot import the class, because its module imports this one
         self.is_first = False
 
     def __await__(self) -> Generator[Pending[T], None, T]:

@@ -187,8 +187,8 @@ class Workflows:
         return suspended.driver
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
-        """Keep the driver for a while if the workflow waits for a step, or for a time that comes soon. Otherwise close
-        it.
+        """Keep the driver for a while if the workflow waits for a step, or for a time that comes before the driver
+        would be dropped. Otherwise close the driver.
         """
         wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
         may_be_due_soon = outcome.wakes_after_ends is not None or wakes_in_time

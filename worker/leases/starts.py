@@ -45,7 +45,7 @@ class Starts:
         self._lock = threading.Lock()
 
     def count(self, queue: str) -> None:
-        """An attempt of this queue starts now."""
+        """Count an attempt of this queue that starts now."""
         with self._lock:
             window = self._windows.get(queue)
             if window is None:
@@ -53,7 +53,7 @@ class Starts:
             window.count(int(self._clock()))
 
     def per_minute(self) -> dict[str, int]:
-        """Queue -> attempts that started within the last minute. A queue without such attempts is left out."""
+        """Queue -> how many attempts started within the last minute. A queue without such attempts is left out."""
         with self._lock:
             now = int(self._clock())
             totals = {queue: window.total(now) for queue, window in self._windows.items()}

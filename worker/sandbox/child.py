@@ -209,7 +209,7 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
             for name, file in done.files.items()
         }
         value = None if done.value is None else dict(done.value)
-        if (non_finite := path_to_non_finite(value)) is not None:  # a reader would get null
+        if (non_finite := path_to_non_finite(value)) is not None:  # readers of the value would get null in its place
             sentence = f"the value of the step has NaN or infinity at {non_finite}: JSON has neither"
             return _failed_frame("permanent", "bad_output", sentence)
         return frames.Finished(files=files, value=value)

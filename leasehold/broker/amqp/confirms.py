@@ -97,7 +97,8 @@ class Confirms:
     def __init__(self, on_return: Callable[[str], None]) -> None:
         self._on_return = on_return
         self._last_tag = 0
-        self._waiting: dict[int, tuple[Window, int]] = {}  # tag -> window and index in it; ascending tags
+        #: The delivery tag of a message -> the message's window, and its index there. The tags ascend.
+        self._waiting: dict[int, tuple[Window, int]] = {}
         self._arriving_return = _Return("")
 
     def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:

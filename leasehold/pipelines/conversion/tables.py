@@ -19,7 +19,7 @@ conversion = Table(
     Column("owner_tenant", Text),  # the client's own `tenant_id`, which the API returns; it grants nothing
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count, ref_images_bytes}
-    Column("client_id", Text),  # the client whose API key created it; NULL in rows older than this column
+    Column("client_id", Text),  # the client that created the conversion; NULL in rows older than this column
     Column("promoting_until", TIMESTAMP(timezone=True)),  # until then a promote request holds the conversion
     Column("promoted", JSONB),  # the keys at the target, once all artifacts are copied
     # For lists that show the newest first: the list of a tenant, and the list of one user of a tenant.

@@ -36,7 +36,7 @@ _SIDES_SWAPPED = {5, 6, 7, 8}
 #: size.
 _REDUCING_GAP = 2.0
 
-pyvips.voperation.concurrency_set(1)  # each process has one core
+pyvips.voperation.concurrency_set(1)  # one thread, because each process has one core
 pyvips.cache_set_max(0)  # no cache of results, because no result is needed twice
 pyvips.operation_block_set("VipsForeignLoad", True)  # libvips gets pixels from this process, never a file
 

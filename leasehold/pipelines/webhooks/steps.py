@@ -40,7 +40,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     destination = await _find_destination(delivery_context, attempt, delivery)
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted"}
-    host = (shown_host(destination.url) or "").removesuffix(".")  # with a dot at the end it is the same host
+    host = (shown_host(destination.url) or "").removesuffix(".")  # `example.com.` is the same host as `example.com`
     # `_send` adds the DNS lookups of the host. A lookup may run on in its thread after the request has ended. The
     # delivery counts at its limits until all lookups have ended.
     lookups: list[Future[Any]] = []
