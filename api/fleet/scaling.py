@@ -92,6 +92,7 @@ async def get_scaling(
 
 
 def _all_queues(services: Services) -> frozenset[str]:
+    # The queues that the pipelines of this installation declare. A pool without `queues` serves all of them.
     kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
     pipelines = (*services.templates.pipelines, *kind_pipelines)
     return frozenset(step.queue for pipeline in pipelines for step in pipeline.steps)

@@ -42,6 +42,7 @@ def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _write(path: Path, text: str) -> None:
+    # Replace the file in one step, so that a reader never finds half of the text.
     new_path = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -167,6 +167,7 @@ def source_query(table: MovedTable, *, digest: bool = False) -> str:
 
 
 def _digest_of(from_clause: str, table: MovedTable) -> str:
+    # SQL: the number of the rows, and the sum of their hashes. The sum does not depend on the order of the rows.
     columns = ", ".join(f't."{column}"' for column in table.columns)
     return (
         f"SELECT count(*) AS rows, coalesce(sum(hashtextextended(ROW({columns})::text, 0)::numeric), 0)::text AS hash"

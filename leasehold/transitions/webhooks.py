@@ -166,6 +166,7 @@ async def dispatch(
         return ended
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
+        # Writes three kinds of jobs: deliveries to webhooks, `on_failure` runs, and deliveries to callback URLs.
         webhooks = await connection.fetch(_ENABLED_WEBHOOKS, sorted({job["tenant_id"] for job in ended}))
         new_jobs = [
             NewJob(delivery_pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)

@@ -202,6 +202,7 @@ class Workflows:
         self._suspended[lease.task_id] = _Suspended(driver, lease.epoch, timer)
 
     def _expire(self, lease: Lease) -> None:
+        # If the driver has gone on and was suspended again, the kept driver has another epoch, and its own timer.
         suspended = self._suspended.get(lease.task_id)
         if suspended is not None and suspended.epoch == lease.epoch:
             self._drop(lease.task_id, suspended)

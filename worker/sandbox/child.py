@@ -62,6 +62,7 @@ def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: in
 
 
 def _take_descriptors(channel: int, output: int) -> None:
+    # Keep four descriptors: stdin, `output` as stdout and stderr, and `channel` as frames.CHANNEL. Close all others.
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(channel, frames.CHANNEL)

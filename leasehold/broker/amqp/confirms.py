@@ -131,6 +131,7 @@ class Confirms:
         return True
 
     def _take_confirm(self, tag: int, *, multiple: bool, ok: bool) -> None:
+        # `multiple`: the answer holds for all waiting messages up to this tag.
         settled_tags = list(takewhile(lambda sent_tag: sent_tag <= tag, self._waiting)) if multiple else [tag]
         for settled_tag in settled_tags:
             window_and_index = self._waiting.pop(settled_tag, None)
@@ -139,6 +140,7 @@ class Confirms:
                 window.settle(index, ok=ok)
 
     def _take_content(self, kind: int, payload: bytes) -> None:
+        # After basic.return comes a header frame with the size of the body, and then the body in any number of frames.
         message = self._arriving_return
         if kind == HEADER:
             _, _, message.missing_bytes, _ = CONTENT.unpack_from(payload)
