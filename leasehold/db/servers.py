@@ -208,6 +208,7 @@ async def _read_timeline(connection: _Connection, timeout: float) -> int | None:
 
 
 def _prefer(url: DatabaseUrl, host: Host) -> None:
+    # The watch calls this when it has found the new primary.
     _last_chosen[url, False] = host
 
 
