@@ -79,8 +79,9 @@ async def open_connection(
     watch = None if replica else _watch_of(url)
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = _hosts_of(url)[0]
-        only = await _connect(url, host, port, timeout, options)
-        await _add(watch, only, (host, port), timeout)
+        async with asyncio.timeout(timeout):
+            only = await _connect(url, host, port, timeout, options)
+            await _add(watch, only, (host, port), timeout)
         return only
     late_calls = _late_calls.get((url, replica), 0)
     longest = max(host_timeout, timeout / len(url.hosts))

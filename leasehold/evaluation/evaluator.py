@@ -170,9 +170,12 @@ class Evaluator:
             raise self._too_many("Other payloads of this tenant take long to be checked.") from None
         finally:
             tenant.open_questions -= 1
-            # The turn is still locked if the client has disconnected and the task goes on.
-            if not tenant.open_questions and not tenant.turn.locked():
-                self._tenants.pop(tenant_id, None)
+            self._forget_idle(tenant_id, tenant)
+
+    def _forget_idle(self, tenant_id: str, tenant: _Tenant) -> None:
+        # A client that disconnects leaves its question to a task. Until this task ends, it has the turn.
+        if not tenant.open_questions and not tenant.turn.locked():
+            self._tenants.pop(tenant_id, None)
 
     def _too_many(self, message: str) -> TooMany:
         return TooMany(
@@ -194,6 +197,7 @@ class Evaluator:
             return await self._slow.ask(question)
         finally:
             tenant.turn.release()
+            self._forget_idle(tenant_id, tenant)
 
     async def close(self) -> None:
         await cancel_and_wait(*self._running)

@@ -53,9 +53,9 @@ class TestServer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._template is not None:
-            self.drop(self._template)
-        self._stack.close()
+        with self._stack:  # closes the stack, even if PostgreSQL does not answer any more
+            if self._template is not None:
+                self.drop(self._template)
 
     def database(self) -> str:
         """Make a database for one test, migrated and empty. Returns its URL."""

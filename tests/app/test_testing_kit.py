@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_the_database_is_in_memory_only_where_it_has_room(monkeypatch: pytest.Mo
     with TestServer() as started:
         directory = started.portal.call(directory_of(started.database()))
     assert Path(directory).is_relative_to(server._MEMORY) == (free >= 512 * MIB)
+
+
+def test_the_server_goes_although_its_databases_cannot_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_TEST_DATABASE_URL", raising=False)
+    started = TestServer()
+    started.__enter__()
+    directory = Path(started.portal.call(directory_of(started.database())))
+    os.kill(int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    with pytest.raises(OSError):
+        started.__exit__()
+    assert not directory.exists()
 
 
 def test_the_database_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -163,6 +163,21 @@ async def test_hosts_that_are_all_silent_are_a_timeout(pair: Pair) -> None:
             await connect(settings, "tests")
 
 
+async def test_the_only_host_has_no_more_time_than_all_hosts_together(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts the connection, and is silent when it is asked for its timeline."""
+
+    async def never(_connection: Any, _timeout: float) -> int | None:
+        return await asyncio.Future()
+
+    monkeypatch.setattr(servers, "_read_timeline", never)
+    async with asyncio.timeout(SECONDS) as whole:
+        with pytest.raises(TimeoutError):
+            await connect(pair.settings(pair.primary.port, database_timeout=0.5), "tests")
+    assert not whole.expired()
+
+
 async def test_a_host_that_answers_and_then_fails_is_passed_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooler may accept a connection while its server is down, and reports no state of it."""
     async with proxy_to("127.0.0.1", pair.primary.port) as pooler:

@@ -359,6 +359,19 @@ async def test_who_leaves_kills_no_child_and_keeps_the_turn_of_its_tenant(evalua
     assert evaluator._quick._process is process
 
 
+async def test_a_tenant_whose_only_client_leaves_is_forgotten_once_the_child_has_answered(evaluator: Evaluator) -> None:
+    leaving = asyncio.create_task(code_of(evaluator, "evil", {"anyOf": [True]}, {}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    (left,) = evaluator._running
+    assert evaluator._tenants.keys() == {"evil"}
+    await left
+    assert not evaluator._tenants
+
+
 async def test_a_child_that_needs_too_much_memory_dies_and_the_next_question_is_answered(evaluator: Evaluator) -> None:
     hungry = {"anyOf": [{"enum": ["x" * 1000]}]}
     process = await evaluator._quick._start_if_dead()

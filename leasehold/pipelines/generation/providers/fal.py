@@ -72,7 +72,7 @@ class Fal:
         if body.get("error"):
             raise _failure(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
-        if not result.is_success and result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP
+        if 400 <= result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP statuses
             raise _failure(*_error_in(result.body))
         output = _body_of(result)
         urls = urls_in([output[field] for field in _FILES if field in output])

@@ -63,7 +63,8 @@ class ProviderAnswer:
         text = f"The provider answered {self.status}" + (f": {message[:_MAX_MESSAGE_CHARACTERS]}" if message else ".")
         if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
             return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
-        if self.is_success or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
+        # A redirect, for example to a page about maintenance, says nothing about an order that may run.
+        if self.status < 400 or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
             return OutcomeUnknown("provider_error", text, fail_code=fail_code)
         if self.status in NO_ACCESS:
             return NoAccess(NO_ACCESS[self.status], text, fail_code=fail_code)
