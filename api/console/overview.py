@@ -33,8 +33,8 @@ _RATES_SECONDS = 20
 @dataclass(frozen=True, slots=True)
 class State:
     """The findings, and the numbers of `findings.Numbers`. `live`: counts of unfinished jobs; None if the caller may
-    not read jobs. `queues`: a row for each queue. `workers`: the number of workers. Both are None if the caller may not
-    see all tenants.
+    not read jobs. `queues`: a row for each queue. `workers`: the number of workers. `queues` and `workers` are None if
+    the caller may not see all tenants.
     """
 
     findings: list[Finding]
@@ -45,10 +45,11 @@ class State:
 
 @router.get("/")
 @may_read_standby
-async def show_overview(request: Request, caller: Anybody) -> Response:
+async def show_overview(request: Request, caller: Anybody) -> Response:  # Anybody: every caller who is signed in
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    # Requests with the same `key` get the same answer.
+    # Requests with the same `key` get the same answer. `state_of` returns the ConsoleState, which all pages of the
+    # process share. It has nothing to do with `State`.
     states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))

@@ -2,8 +2,9 @@
 end their sessions.
 
 Nobody can give a scope that they lack. So an admin who sets a role or enables a person must have every scope that the
-person then has. If no group gives the person access now, the change takes effect only at the person's next sign-in. In
-this case the admin must have every scope that the next sign-in may give.
+person then has. The access comes from the person's groups at the OpenID provider. If no group gives the person access
+now, the change takes effect only at the person's next sign-in. In this case the admin must have every scope that the
+next sign-in may give.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from leasehold.security.roles import NAMES, ROLE_PREFIX, role_and_scopes
 router = APIRouter(tags=["people"], prefix="/v1/people", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
 MAX_LISTED = 200
-#: All that a group can give (`Membership` in settings.py): the strongest role, and the only further scope.
+#: The scopes that cover all that a group can give (`Membership` in settings.py): the strongest role (a scope stands for
+#: the role), and the only scope that a group can give besides a role.
 ANY_GROUP = (f"{ROLE_PREFIX}{NAMES[-1]}", OPERATE)
 _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 

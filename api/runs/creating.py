@@ -52,8 +52,8 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
     200: {"model": RunAccepted, "description": "An unfinished run already has the `dedupe` key: the answer names it."}
 }
-#: How often the API tries at most to write a request's runs, while other requests start and end runs with the same
-#: dedupe keys.
+#: The API tries at most this many times to write a request's runs. A try fails if another request has just started a
+#: run with the same dedupe key. If that run ends before the next try, the next try may fail in the same way.
 _DUPLICATE_TRIES = 5
 
 
@@ -86,8 +86,9 @@ async def create_run(
             existing_run = await _existing_run(connection, caller.tenant_id, body)
         if existing_run is not None:  # answer before the payload is checked and the submission is charged
             return accepted_response(existing_run)
-    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and there is nothing else to charge or to
-    # check, because the settings limit neither rates nor the depths of queues.
+    # `is_reserved`: the run has its place among the tenant's unfinished jobs. It is True only if the settings limit
+    # no rates and no depths of queues, and if the tenant is far from its bound on unfinished jobs. Then only a
+    # concurrency limit can still apply to the run.
     try:
         is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
         if not is_reserved:
@@ -96,7 +97,9 @@ async def create_run(
             queued_tasks: dict[str, int] = {}
             await refuse_early(services, caller, queued_tasks)
     except TooMany:
-        # A request that creates nothing is not refused. Only after a refusal is it worth a query to find that out.
+        # A request that creates nothing gets its answer, even if the tenant is over a limit. To find out whether the
+        # request creates nothing costs a query. So the API makes this query only here, after a limit has refused the
+        # request.
         if idempotency_key is None or not await _creates_nothing(services, caller, body, idempotency_key):
             raise
         is_reserved = False
@@ -113,6 +116,9 @@ async def create_run(
             SUBMITTED.labels(new_run.template_version.template.type).inc()
             _name_in_log(new_run)
             return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, runs.first_state(new_run))))
+    # `_create_alone` reserves a place itself. It does not use the place that `reserve_single_run` may have reserved,
+    # and nobody gives that place back. So the tenant's remembered count is too high by one for a while. No submission
+    # is refused for that, because PostgreSQL counts the jobs of a tenant that seems to be near its bound.
     return await _create_alone(services, caller, body, idempotency_key, new_run)
 
 
@@ -131,6 +137,7 @@ async def _create_alone(
     `once` returns the first answer without a call of `work`, so nothing is created. If `new_run` is an error, `work`
     raises it.
     """
+    # The run that `work` has written, if any, and its effects: what must be published after the commit.
     written_runs: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 

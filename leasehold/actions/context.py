@@ -31,14 +31,17 @@ class Actions:
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
-        """If the job has ended, write what follows its end, as far as it is not written yet: the webhook deliveries
-        about the end, and the `on_failure` run. Call this before the job's row changes again or is deleted, because the
-        deliveries are made from the row. Returns hints (messages that tell workers of due tasks) to publish.
+        """Write what follows the end of an ended job: the webhook deliveries about the end, and the `on_failure` run of
+        a failed job. This function does nothing if the job has not ended, or if all this is written already. Call it
+        before the job's row changes again or is deleted, because the deliveries are made from the row. Returns hints
+        (messages that tell workers of due tasks) to publish.
 
-        `deletes`: the caller deletes the job. If the job failed, and a worker may have the job's code, but this process
-        does not, then this function leaves the deliveries to that worker. The row of the deleted job is hidden, and
-        stays until the worker has written the deliveries.
+        `deletes`: the caller deletes the job. The code of a failed job may be missing in this process, while a worker
+        may have it. Then this function leaves the deliveries and the `on_failure` run to that worker. The row of the
+        deleted job is hidden, and stays until the worker has written them.
         """
+        # None: this installation delivers no webhooks. It has no `on_failure` runs either, because only the tasks of an
+        # app have them, and the processes of an app always have the pipeline `webhook` (`App.pipelines`).
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
             return []
@@ -57,10 +60,11 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to act on. `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key
-    and is_run, and a run's template, version, scope and scope_id. If a bulk operation acts on the job, its row also has
-    `gated` (the job has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only
-    the functions for several jobs (`..._together`) read these two columns. `queue`: the queue of the job's first step.
+    """A job to act on. (Elsewhere, a target is also where a conversion is promoted to, or what an audit row is about.)
+    `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key and is_run, and a
+    run's template, version, scope and scope_id. If a bulk operation acts on the job, its row also has `gated` (the job
+    has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only the functions for
+    several jobs (`..._together`) read these two columns. `queue`: the queue of the job's first step.
     """
 
     row: Row

@@ -1,4 +1,6 @@
-"""The parts of a task that `ctx.run` and `ctx.start` of a workflow need: its arguments, its step and its result."""
+"""The parts of a declared task that `ctx.run` and `ctx.start` of a workflow need: the task's arguments, its step and
+its result. A declared task is a pipeline of one step.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from leasehold.domain.pipeline import Pipeline
 class StartableTask:
     """A task that a workflow may start. `ctx.start` starts a separate run. `ctx.run` adds a step to the workflow's job,
     or starts a separate run if the task is limited. This class implements leasehold.workflows.pending.Runnable.
+
+    `is_workflow`: this task is itself a workflow. Then only `ctx.start` can start it.
     """
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:
@@ -49,7 +53,7 @@ class StartableTask:
 
     def new_step(self) -> Mapping[str, Any]:
         """The columns of the step that `ctx.run` adds."""
-        (step,) = self._pipeline.steps  # a task is a pipeline of one step
+        (step,) = self._pipeline.steps  # a declared task has one step
         return {
             "queue": step.queue,
             "max_attempts": step.max_attempts,

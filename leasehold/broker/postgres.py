@@ -51,6 +51,8 @@ class PostgresBroker:
     delivers_hints = False
 
     def __init__(self, settings: Settings) -> None:
+        # `direct()`: the settings with the URL of PostgreSQL itself. NOTIFY and LISTEN each need a PostgreSQL session
+        # of their own, which a pooler may not give.
         self._notifier = _Session(settings.direct().database_url, "notify", self._notify)
         self._listener = _Session(settings.direct().database_url, "listen", self._listen)
         self._pending_queues: dict[str, None] = {}  # queue names, in the order of their first hint
@@ -217,7 +219,9 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may lose prepared statements; each session has only one statement
+            # Cache no prepared statements, because a pooler may lose them. A cache would save little, because each
+            # session repeats only one statement.
+            statement_cache_size=0,
         )
         try:
             self._lost.clear()

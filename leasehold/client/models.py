@@ -101,7 +101,7 @@ class Progress(Answer):
 
 
 class Run(Answer):
-    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}, of the
+    """A run. An item of a list has no `payload`, `progress`, `result` or `outputs`. `result`: {step: result}, of the
     steps in `progress`. `cancel`: the `reason` of a requested cancel, and who requested it (`by`). `scope` and
     `scope_id`: the group of runs that the template's concurrency policy counts together.
     """
@@ -130,7 +130,7 @@ class Run(Answer):
 
 
 class Job(Answer):
-    """A job of any kind. An item of a list has no `parameters`, `steps`, `outputs` and `result`."""
+    """A job of any kind. An item of a list has no `parameters`, `steps`, `outputs` or `result`."""
 
     id: UUID
     kind: str
@@ -154,7 +154,7 @@ class Job(Answer):
 
 
 class Operation(Answer):
-    """A bulk operation. `acted`: on how many jobs it has acted so far. `refused`: on how many jobs it could not act."""
+    """A bulk operation. `acted`: how many jobs it has acted on so far. `refused`: how many jobs it could not act on."""
 
     id: UUID
     action: str
@@ -236,9 +236,10 @@ class LogPage(Answer):
 
 
 class Chunk(Answer):
-    """An item of a job's stream. `n`: its number in the job; some numbers may be missing. `restart`: the step runs
-    again, and its chunks of earlier attempts are void; this event has no `n`. `cut`: the attempt has emitted too much,
-    and this event stands in place of all later chunks of the attempt. Only the event `chunk` has a `chunk`.
+    """An item of a job's stream. `n`: its number in the job; some numbers may be missing. `event` has one of three
+    values. `chunk`: the step has emitted the value in the field `chunk`. This field is set only for this event.
+    `restart`: the step runs again, and its chunks of earlier attempts are void; `n` is None. `cut`: the attempt has
+    emitted too much, and this item stands in place of all later chunks of the attempt.
     """
 
     event: Literal["chunk", "restart", "cut"]
@@ -318,14 +319,18 @@ class Conversion(Answer):
 
 
 class Ordered(Answer):
-    """A generation (a job in which a provider makes images or videos) that was ordered. `task_id` names the order."""
+    """A generation (a job in which a provider makes images or videos) that was ordered. `task_id`: the API's name for
+    the id of the order. The client may choose this id; otherwise it is the job's id.
+    """
 
     task_id: str
     job_id: UUID | None = None
 
 
 class Generation(Answer):
-    """The state of a generation. `urls`: its files, once `status_text` is `completed`."""
+    """The state of a generation. `task_id`: the id of the order. `urls`: the files of the generation, once
+    `status_text` is `completed`.
+    """
 
     task_id: str
     job_id: UUID | None = None

@@ -15,7 +15,7 @@ from leasehold.domain.ids import id_of, is_recent
 from leasehold.domain.storable import storable_text
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, RESERVED
 
-#: The name of the tag that has the Celery id of a run.
+#: The name of the tag that has the Celery id of a run. Only the platform gives a run this tag.
 TAG = RESERVED
 #: The member of a run's parameters in which its task finds the Celery id.
 _PARAMETER = "task_id"
@@ -25,7 +25,7 @@ def celery_id_of(value: object) -> str:
     """The Celery id as a text; for a UUID, the UUID's usual form. Raises Invalid `invalid_id` for a value that is
     neither a UUID nor a text that a tag can have.
     """
-    if (own_id := uuid_of(value)) is not None:
+    if (own_id := uuid_of(value)) is not None:  # the Celery id is itself a UUID
         return str(own_id)
     if isinstance(value, str) and 1 <= len(value) <= MAX_TAG_CHARACTERS and storable_text(value) == value:
         return value
@@ -48,9 +48,9 @@ def run_id_in(celery_id: str) -> UUID | None:
 
 
 def without_celery_id(params: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parameters and the tags of a run, but without its Celery id. A second run with the same payload gets them,
-    because the Celery id must still mean the first run. The parameter `task_id` is left out only if it is the Celery
-    id, because a task may have a parameter of its own with this name.
+    """The parameters and the tags of a run, but without its Celery id. A repetition of the run (`rerun`) is made with
+    them, so that the Celery id still leads to the first run only. The parameter `task_id` is left out only if it is the
+    Celery id, because a task may have a parameter of its own with this name.
     """
     celery_id = tags.get(TAG)
     has_it = celery_id is not None and params.get(_PARAMETER) == celery_id

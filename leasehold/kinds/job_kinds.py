@@ -54,10 +54,11 @@ class RetryTerms:
 #: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order (see UnknownOrders).
-#: The hook withdraws the order. It raises Conflict if the job may not adopt the order now.
+#: The hook withdraws the order, because a job that has ended in this way needs the order no more. The hook raises
+#: Conflict if the job may not adopt the order now.
 AfterAdoption: TypeAlias = AfterCancel
-#: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, whose
-#: step got this order as its answer. The hook may search only the latest jobs.
+#: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, to
+#: which the system itself gave this order id, when their step ordered. The hook may search only the latest jobs.
 OrderHolders: TypeAlias = Callable[[Connection, UUID, str, str], Awaitable[Sequence[Mapping[str, Any]]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
@@ -87,8 +88,8 @@ class UnknownOrders:
     delete the note of `step` (what its attempts store for later attempts), and `step` could order twice.
 
     `intent`: the member of that note with which `step` records that it is about to order. The member must stay until an
-    attempt knows that nothing was ordered, because this member alone makes the order an unknown order, whatever the
-    job's error is.
+    attempt knows that nothing was ordered. The reason: if a job has ended without success and the note has this member,
+    the platform treats the job's order as unknown, whatever the job's error is.
 
     `codes`: error codes that such jobs may have, and that few other jobs have. The console's Overview searches for jobs
     with these codes separately, so that many other failures do not hide them.
@@ -139,12 +140,14 @@ class JobKind:
     operations: KindOperations = KindOperations()
 
     def __post_init__(self) -> None:
-        """Raises DeclarationError for a kind whose jobs could stay pending for ever, because no step might be left to
-        run after somebody has adopted a job's order.
+        """Raises DeclarationError for a kind whose jobs could stay pending for ever. When somebody adopts a failed
+        job's order, the step that ordered succeeds, and the job becomes pending. Then a later step must run, because a
+        job without a step to run never ends. So a step that no parameter can skip must need the step that orders.
         """
         orders = self.operations.unknown_orders
         if orders is None:
             return
+        # The pipelines with the step that orders.
         ordering = [pipeline for pipeline in self.pipelines.values() if orders.step in pipeline.by_name]
         if not ordering:
             raise DeclarationError(f"kind {self.name}: no pipeline has the step {orders.step!r} of its UnknownOrders")

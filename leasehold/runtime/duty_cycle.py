@@ -14,6 +14,9 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
     """How many seconds to pause after work that took `seconds`, so that the work takes at most the part `share` (0 to
     1) of the time.
 
+    A pause of `seconds / share` is enough, because `seconds` is the part `share` of the pause alone. Of the work and
+    the pause together, it is a little less.
+
     The pause is at least `at_least`, and never longer than `at_most`, even if the work then takes a larger part.
     """
     return min(max(at_least, seconds / share), at_most)

@@ -33,11 +33,13 @@ from leasehold.worker.sandbox import fences, frames
 #: A child sends progress at most once in this many seconds.
 _PROGRESS_SECONDS = 0.2
 
+#: How a step failed. permanent: another try cannot help. retryable: another try may help. unforeseen: the step's code
+#: raised an error of another class.
 _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Run as a child and exit. The function never returns into the zygote's code.
+    """Live the life of a child process. It runs one step and exits. The function never returns into the zygote's code.
 
     `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the zygote's process id;
     when the zygote ends, the kernel kills the child. `channel`: the socket to the worker, for frames. `output`: the
@@ -125,8 +127,8 @@ class _LogSender(logging.Handler):
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, bool | int | float | str | None]:
-    """The fields that the handler gave as `extra`, within the protocol's bounds. A value that is a bool, a float, None
-    or an integer of at most 53 bits stays as it is. Any other value becomes text.
+    """The fields that the step's code gave to `logging` as `extra`, within the protocol's bounds. A value that is a
+    bool, a float, None or an integer of at most 53 bits stays as it is. Any other value becomes text.
     """
     return {
         bounded(name, frames.MAX_NAME): value
@@ -147,8 +149,8 @@ def _log_to_worker(level: int) -> None:
 
 class _WorkerLink:
     """Connects the handler with the worker. It sends progress and chunks (values for the job's stream) over the
-    channel, and checks whether the worker requests a stop. The worker requests a stop by a file in the parent of
-    `directory`, the directory of the run.
+    channel, and checks whether the worker requests a stop. `directory`: the directory of the run. To request a stop,
+    the worker makes a file in the parent of `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -182,6 +184,7 @@ def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
         _flush()
 
 
+# Only builds the argument of the handler, and runs nothing.
 def _work(pipeline: Pipeline, run: frames.Run) -> Work:
     try:
         params = params_of_json(pipeline.params, run.params)

@@ -23,6 +23,10 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
         """Undo what promote requests copied to the target before their API process died."""
         await undo_dead(context.settings, context.connections, context.store)
 
+    # Turn: calls its function once a minute. Tidying: runs its statement once a minute, or sooner if more rows are due.
+    # before_jobs_go: is called before jobs are deleted, in the same transaction. prefixes: where this kind writes in
+    # the store (the backups of objects that promotions replace). The platform ends the abandoned multipart uploads
+    # there.
     return KindHousekeeping(
         duties=[Turn("promotions", promotions), Tidying("forget_expired_conversions", forget_expired)],
         before_jobs_go=remember_with_jobs,
@@ -32,7 +36,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 async def remember_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Remember the conversions that are about to be deleted with their jobs. For these conversions the API then answers
-    `expired` and not `job_not_found`.
+    `expired` and not `job_not_found`. The SQL condition EXPIRED takes the ids of the jobs as `$1`. It leaves out jobs
+    that are not past their retention, because the transaction does not delete them.
     """
     await connection.execute(
         "INSERT INTO expired_conversion (job_id, tenant_id)"

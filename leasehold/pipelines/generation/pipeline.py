@@ -22,8 +22,8 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 QUEUE = "generation"
 _SUBMIT_TIMEOUT = timedelta(minutes=3)
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
-#: the job when this time has passed after the deadline. A submit that begins just before the deadline has ended by
-#: then, and the poll after it has run.
+#: the job when this time has passed after the deadline. This time is long enough for a submit that begins just before
+#: the deadline, and for the poll that follows the submit.
 BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
 #: How long the job may last after the provider has made the files. This is enough for four attempts of the step
 #: `store`, and for some time in which no worker runs.
@@ -34,8 +34,8 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 #: an operator can replace a revoked key, or pay the provider.
 _WITHDRAWAL_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60, 300, 1800))
 _WITHDRAWAL_ATTEMPTS = 101
-# The code and the sentence stand in an error object, because the generator of the errors' reference reads them only
-# where code makes errors.
+# The code and the sentence stand in an error object, because the script that writes the reference of errors
+# (docs/generate/raised.py) finds a code only in a call such as `Permanent(...)`.
 _UNKNOWN_ORDER = Permanent(
     "submit_outcome_unknown",
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it"
@@ -120,8 +120,10 @@ generation = Pipeline(
 
 
 class Withdrawal(BaseModel):
-    """The parameters of a withdrawal. `job_id`: the generation. `order`: the part of the generation's order that is
-    kept, if the generation was deleted before a worker cancelled the order at the provider (`transitions.withdrawals`).
+    """The parameters of a withdrawal. `job_id`: the generation. `order`: a copy of what a worker needs to cancel the
+    order at the provider: the generation's parameters without the client's content (`params`), and the provider's id of
+    the order (`ref`). The platform writes the copy before it deletes the generation, if the withdrawal has not ended
+    (transitions/withdrawals.py). None: the generation exists, or no such id was known when it was deleted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -162,6 +164,7 @@ GENERATION = Kind(
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     # Each process of the API opens the catalogue of providers once, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",
+    # SQL: how many bytes this kind keeps for the tenant $1. They count against the tenant's bound on stored bytes.
     stored="SELECT coalesce(sum(size), 0) FROM source_image WHERE tenant_id = $1",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(

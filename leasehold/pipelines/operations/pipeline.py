@@ -16,7 +16,9 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state of the jobs on which an operation with this action acts. None means any state."""
+    """The state of the jobs on which an operation with this action acts, for `Bound.state` (db/job_lists.py). None
+    means any state.
+    """
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)
 
@@ -29,12 +31,12 @@ _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
 class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
-    `at`: the operation does not act on jobs that were created after this time (a retry does not act on jobs that failed
-    after it), and ages in the filter are measured from this time. `of_tenant`: the tenant of the jobs; None: all
-    tenants. `pipelines`: the operation may change only jobs of these pipelines. `runs`: the operation may change runs,
-    too. `pipelines` and `runs` follow from the scopes of the client's key. `payer_key`: the quota key that is charged
-    for retries. `canary`: the operation tries this many jobs first, and stops if they do not succeed; 0: it does not
-    try any jobs first. `rate`: the operation acts on at most this many jobs a second.
+    `at`: the time of the submission. The operation acts only on jobs that were created by this time, and a retry only
+    on jobs that had also failed by this time. Ages in the filter are measured from this time. `of_tenant`: the tenant
+    of the jobs; None: all tenants. `pipelines`: the operation may change only jobs of these pipelines. `runs`: the
+    operation may change runs, too. `pipelines` and `runs` follow from the scopes of the client's key. `payer_key`: the
+    quota key that is charged for retries. `canary`: the operation tries this many jobs first, and stops if they do not
+    succeed; 0: it does not try any jobs first. `rate`: the operation acts on at most this many jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

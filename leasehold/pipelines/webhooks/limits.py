@@ -13,9 +13,11 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class DeliveryLimits:
-    """The deliveries in progress. A host that does not answer holds at most `per_host` slots, and a tenant at most
-    `per_tenant`. A delivery that has ended still counts while a thread resolves the name of its host, because the
-    deliveries of all tenants use the same threads.
+    """The deliveries in progress in this worker. A host gets at most `per_host` deliveries at once, and a tenant makes
+    at most `per_tenant`. So a host that does not answer cannot hold all slots of the worker.
+
+    A delivery may end, for example by its timeout, while a thread still resolves the name of its host. Such a delivery
+    counts until the thread is free, because the deliveries of all tenants use the same threads.
     """
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:

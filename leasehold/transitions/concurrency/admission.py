@@ -28,12 +28,12 @@ log = structlog.get_logger(__name__)
 
 #: `admit` works in batches. A batch reads at most this many waiting jobs.
 _MAX_BATCH = 500
-#: If the caller knows which jobs have ended, the first batch reads twice as many waiting jobs as have ended, but at
-#: least this many. The batch is small, because there is seldom room for more than a few jobs.
+#: If the caller of `admit` knows which jobs have ended, the first batch reads two waiting jobs for each ended job, but
+#: it reads at least this many waiting jobs. The batch is small, because there is seldom room for more than a few jobs.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. The search ends when it has found more full limits
-#: than this. More than 2,000 full limits exist only if each value of a payload has its own limit. Then a search is not
-#: needed, because a batch reads the first jobs of each limit, so a full limit hides no job of another limit.
+#: than this. More than 2,000 full limits exist only if each value of a payload field has its own limit. Then a search
+#: is not needed, because a batch reads the first jobs of each limit, so a full limit hides no job of another limit.
 _MAX_FULL = 2000
 #: The largest share of its time that a process spends on searches. When the last search is _OLDEST_SEARCH_SECONDS ago,
 #: the next search is due in any case.
@@ -44,9 +44,14 @@ def _waiting_sql(name: str, condition: str) -> str:
     """SQL: the jobs that come next at each limit, with all limits of those jobs. `condition`: SQL that a waiting job
     (the row `g` of gate_job) must fulfil, too.
 
-    Tenants take turns: the first job of each tenant comes before the second job of any tenant. The jobs of one tenant
-    come by priority (`band`), then by the time since which they may start. The index `gate_job_line` has this order. So
-    PostgreSQL reads no job whose start lies in the future, however many such jobs wait.
+    Tenants take turns: the first job of each tenant comes before the second job of any tenant. So `turn` is the number
+    of the job among the waiting jobs of its tenant. At a limit that all tenants share, the number of the tenant's
+    admitted jobs is added, so a tenant that already has places comes later. A job at several limits has its highest
+    `turn`.
+
+    The jobs of one tenant come by priority (`band`), then by the time since which they may start. The index
+    `gate_job_line` has this order. So PostgreSQL reads no job whose start lies in the future, however many such jobs
+    wait.
 
     $1 and $2: the limits. $3: how many jobs the statement returns at most. $4: EVERYBODY (the tenant_id of limits that
     all tenants share). $5: the only job that the statement may return; NULL: it may return any job. `owner`: the tenant
@@ -115,7 +120,9 @@ _WAITING_BEHIND = _waiting_sql(
 # Returns those of the jobs $1 that still wait, with the limits at which they wait now. `_WAITING` has read these jobs
 # before the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may
 # have made a job wait at other limits, or start later. A job that has ended is left out, although it may still have its
-# rows in gate_job. `unindexed`: PostgreSQL uses no partial index for the condition.
+# rows in gate_job. `unindexed` makes PostgreSQL find the jobs by their ids, and not by a partial index with the
+# condition. A scan of such an index for each job is slow, because until the next vacuum the index has many entries of
+# jobs that have ended.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -126,8 +133,9 @@ GROUP BY g.job_id
 """
 
 #: SQL: the task `t` of a held job may run once the limits admit the job. `waiting_on` counts the steps for which a task
-#: waits. A first step waits for no other step: all steps that it needs have succeeded. But while its job is held, its
-#: `waiting_on` is 1: this 1 represents all limits.
+#: waits. A first step waits for no other step: it needs none, or all that it needs have succeeded. But while its job is
+#: held, its `waiting_on` is 1. This 1 represents all limits of the job. The steps that a workflow started (`contained`)
+#: do not count, because the workflow's own step can run while they have not succeeded.
 FIRST_STEP_OF_HELD_JOB = """t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded' AND NOT p.contained)"""
@@ -215,9 +223,10 @@ async def admit(
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     PostgreSQL reads all admitted jobs of the limits to find those that have ended.
 
-    `search`: the clock that this caller got from `new_search`. If other limits hold back a whole batch of _MAX_BATCH
-    jobs, a search admits the jobs behind that batch. A search is seldom due, because its statements may read all
-    waiting jobs. None: this call does not search; the sweeper does so later.
+    `search`: the clock that this caller got from `new_search`. It says whether a search is due. The jobs at the limits
+    `names` may also wait at other limits. If full limits hold back a whole batch of _MAX_BATCH jobs, a search admits
+    the jobs behind that batch. A search is seldom due, because its statements may read all waiting jobs. None: this
+    call does not search; the sweeper does so later.
 
     `skip_locked`: do not wait for limits that other transactions have locked, and admit no job at these limits.
     """
@@ -231,7 +240,9 @@ async def admit(
         # admission fails delays no other job.
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
-        # After a batch of _MAX_BATCH jobs of which none was chosen, the next batch would read the same jobs.
+        # `batch.chosen.has_more`: more jobs may wait behind this batch. `has_more`: a further batch would find them.
+        # After a batch of _MAX_BATCH jobs of which none was chosen, it would not: it would read the same jobs again.
+        # Then only a search finds the jobs behind the batch.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
         if batch.chosen.has_more and not has_more and search is not None and search.due:
             hints += await _admit_behind(connection, batch.chosen, search, skip_locked=skip_locked)
@@ -339,6 +350,7 @@ async def _choose(
     job_ids: list[UUID] = []
     full: set[ConcurrencyLimitName] = set()
     for row in waiting_jobs:
+        # `now`: the job's row as `_STILL_WAITING` has read it, after the limits were locked.
         now, names = still_waiting.get(row["job_id"]), _limits_of(row)
         if now is None or {*_limits_of(now)} != {*names}:
             continue  # the job no longer waits, or it now waits at limits that are not locked
@@ -349,8 +361,9 @@ async def _choose(
         job_ids.append(row["job_id"])
         for name in names:
             rooms[name].take(row["tenant_id"])
-    # `refused_share` (room.py): a tenant was refused because it has its share of the places. The tenants after it have
-    # at least as many jobs, so the limit would refuse them, too.
+    # `refused_share` (room.py): the limit has refused a tenant because of the number of the tenant's admitted jobs. All
+    # jobs come in the order of `turn`. So the tenants of the later jobs have at least as many admitted jobs, and the
+    # limit would refuse them for the same reason. Therefore the limit has no room for further jobs.
     with_room = [name for name in limits if rooms[name].is_open and not rooms[name].refused_share]
     return _Chosen(job_ids, not has_all and bool(with_room), with_room, frozenset(full))
 

@@ -1,6 +1,7 @@
-"""Settles steps that failed or were stopped although they may have ordered something. Only a person can find out how
-such a step really ended. `write` records the person's decision, and `resolve` makes the step succeeded with the value
-that the person gives.
+"""Settles steps that failed or were stopped, and of which nobody knows whether they ordered something. Only a person
+can find out. `write` writes the person's decision. If the person has found the order, the step also gets a value. In a
+failed job, `resolve` makes the step succeeded with this value. In a job that does not run again, `record` only writes
+the value.
 
 The person's decision is a row of the table `settlement`, which has at most one row for each epoch of a step. So if two
 people settle the same step, the first decision counts, and the second person sees it. A step that runs again and fails
@@ -27,7 +28,9 @@ Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
 # change nothing. `waiting_on` counts the steps for which a task waits. The statement REPLAY (replays.py) runs later in
-# the same transaction, and makes the next steps runnable.
+# the same transaction, and makes the next steps runnable. `c`: a step that needs the resolved step; `d`: the resolved
+# step. `event_seq` is the number of the job's last event. It rises by one: `changed_job` stores the new number, and the
+# INSERT computes the same number for the event.
 RESOLVE = """
 -- resolve
 WITH locked_job AS MATERIALIZED (
@@ -97,8 +100,9 @@ WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A step that only a person can settle. `note`: what its last attempt wrote down for the next attempt, among it the
-    order. `job_status`: how the job has ended. Only a failed job can run again.
+    """A step that only a person can settle. `note`: what its last attempt wrote down for the next attempt. A member of
+    the note records that the step was about to order. `job_status`: how the job has ended. Only a failed job can run
+    again.
     """
 
     task_id: UUID
@@ -109,8 +113,8 @@ class Unresolved:
 
 async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
     """The step, if its job has ended and the outcome of its order is unknown. Call this in the transaction that settles
-    the step. `intent`: the member of the step's note that records the order. None: the job has no such order, or has
-    changed since the caller read it.
+    the step. `intent`: the member of the step's note that records the order. Returns None if the job has no such order,
+    or has changed since the caller read it.
     """
     return _unresolved(await connection.fetchrow(_LOCK, job_id, tenant_id, step, intent))
 
@@ -135,8 +139,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement. Returns False, and writes nothing, if somebody else has already settled this failure.
-    `ref`: the id that the adopted order has at `system`, the provider.
+    """Write the settlement (the person's decision). Returns False, and writes nothing, if somebody else has already
+    settled this failure. `ref`: the id that the adopted order has at `system`, the provider.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """
@@ -179,7 +183,9 @@ async def resolve(
 
 
 async def record(connection: Connection, unresolved: Unresolved, value: Mapping[str, Any]) -> None:
-    """Write the value of a step whose job does not run again. The states of the step and of the job do not change."""
+    """Write the value of a step whose job does not run again. The states of the step and of the job do not change.
+    `write` writes the decision.
+    """
     await connection.execute(_RECORD, unresolved.task_id, value)
 
 

@@ -1,5 +1,5 @@
-"""The accuracy guard of the open toolchain's quantise step. It keeps layers in float until the int8 model agrees with
-the float model.
+"""The accuracy guard of the open toolchain's quantise step. It leaves more and more layers of the int8 model in float.
+It stops when the int8 model and the float model agree.
 
 The layers that add most noise become float first. A round makes and measures one model. Each round keeps twice as many
 layers in float as the previous round, so that few rounds are needed. The ranges of the tensors are measured only once,
@@ -50,12 +50,14 @@ def guard(
     find_layers: Callable[[], Sequence[NoisyLayer]],
     quantise_again: Callable[[Sequence[NoisyLayer]], float],
 ) -> Guarded:
-    """Keep layers in float until the agreement reaches GOAL, or until no further layer may become float.
+    """Leave more and more layers in float. Stop when the agreement reaches GOAL, or when no further layer may become
+    float.
 
     `agreement`: the agreement of the model that is int8 as a whole. `find_layers`: returns the layers of the model that
     was made last, the noisiest first. The guard calls `find_layers` only while the agreement is below the goal.
-    `quantise_again`: makes the model with these layers in float, and returns its agreement. The last call of
-    `quantise_again` makes the best model, even if a later round was worse.
+    `quantise_again`: makes the model with these layers in float, and returns its agreement. If the last round was worse
+    than an earlier round, or than the model that is int8 as a whole, the guard calls `quantise_again` once more, with
+    the layers of the best model. So the model that was made last is always the best.
     """
     before, float_layers = agreement, list[NoisyLayer]()
     best_agreement, best_count = agreement, 0
