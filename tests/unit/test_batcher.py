@@ -9,17 +9,22 @@ from typing import Any
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from leasehold.db import batcher as batcher_module
 from leasehold.db.batcher import Batcher
 from leasehold.domain.errors import BadSetting
 from leasehold.runtime.transient import may_try_again
+from leasehold.telemetry.outages import Outage
 
 
 class Wire:
-    """Stands for a connection: the batcher asks whether it lives, and terminates it."""
+    """Stands for a connection: the batcher asks whether it lives, and terminates it. `waited`: somebody has waited for
+    the server while the connection was closed.
+    """
 
     closed = False
+    waited = False
 
     def __init__(self, in_hot_standby: str = "off") -> None:
         self.in_hot_standby = in_hot_standby
@@ -34,18 +39,20 @@ class Wire:
         self.closed = True
 
     async def close(self) -> None:
-        self.closed = True
+        self.closed = self.waited = True
 
 
 @asynccontextmanager
-async def batcher(statement: Any, wires: Sequence[Wire] = (), **options: Any) -> AsyncIterator[Batcher[int, int]]:
+async def batcher(
+    statement: Any, wires: Sequence[Wire] = (), *, pause: float = 0.001, **options: Any
+) -> AsyncIterator[Batcher[int, int]]:
     """`wires`: the first connections."""
     first = iter(wires)
 
     async def connect() -> Any:
         return next(first, None) or Wire()
 
-    opened: Batcher[int, int] = Batcher(connect, statement, pause=0.001, **options)
+    opened: Batcher[int, int] = Batcher(connect, statement, pause=pause, **options)
     opened.start()
     yield opened
     await opened.close()
@@ -100,21 +107,60 @@ async def test_a_statement_takes_no_more_than_its_share() -> None:
     assert sizes == [4, 4, 2]
 
 
-async def test_one_bad_item_costs_the_others_nothing() -> None:
-    repetitions: list[bool] = []
+class NotEncodable(asyncpg.InterfaceError, ValueError):
+    """As asyncpg raises it for a value that it cannot encode. Other errors of this family come from a lost
+    connection.
+    """
+
+
+@pytest.mark.parametrize("asked", [(11, 12, 13, 14), (12, 13)])
+@pytest.mark.parametrize("error", [ValueError("13 cannot be stored"), NotEncodable("13 cannot be encoded")])
+async def test_one_bad_item_costs_the_others_nothing(asked: Sequence[int], error: Exception) -> None:
+    """They do not wait until `patience` ends, because the same statement would fail again."""
+    tried: list[tuple[list[int], bool]] = []
 
     async def statement(_connection: Any, items: Sequence[int], repeated: bool) -> list[int]:
-        repetitions.append(repeated)
+        tried.append((list(items), repeated))
         if 13 in items:
-            raise ValueError("13 cannot be stored")
+            raise error
         return list(items)
 
-    async with batcher(statement) as opened:
-        answers = await asyncio.gather(*(opened.ask(n) for n in (11, 12, 13, 14)), return_exceptions=True)
-    assert [answers[0], answers[1], answers[3]] == [11, 12, 14]
-    assert isinstance(answers[2], ValueError)
+    async with batcher(statement, patience=1.0) as opened:
+        answers = await asyncio.gather(*(opened.ask(n) for n in asked), return_exceptions=True)
+    assert answers == [error if n == 13 else n for n in asked]
     # What stands before the bad item in the statement may have committed.
-    assert repetitions == [False, True, True, True, True]
+    assert tried == [(list(asked), False), *(([n], True) for n in asked)]
+
+
+async def test_an_item_of_a_refused_batch_may_take_long_where_nothing_is_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limit would only make its caller wait: each further try would have the same limit."""
+    monkeypatch.setattr(batcher_module, "_ALONE_SECONDS", 0.001)
+    tried: list[list[int]] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        tried.append(list(items))
+        if len(items) > 1:
+            raise ValueError("one of these cannot be stored")
+        await asyncio.sleep(0.02)
+        return list(items)
+
+    async with batcher(statement, patience=0.0) as opened:
+        assert await asyncio.gather(*(opened.ask(n) for n in (1, 2))) == [1, 2]
+    assert tried == [[1, 2], [1], [2]]
+
+
+async def test_an_item_that_a_statement_forgets_costs_its_asker_an_error_and_no_endless_wait() -> None:
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        return items[:-1]
+
+    async with batcher(statement) as opened:
+        asked = [asyncio.create_task(opened.ask(n)) for n in (1, 2)]
+        await asyncio.wait(asked, timeout=10)
+        assert [ask.done() for ask in asked] == [True, True]
+        assert asked[0].result() == 1
+        assert isinstance(asked[1].exception(), ValueError)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +236,17 @@ async def test_an_item_that_was_beside_one_that_takes_too_long_waits_for_one_new
     assert tried[:5] == [[13, 11, 12], [13], [20, 21], [11], [12]]
 
 
-async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is() -> None:
+async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause for each of a hundred would cost them their leases."""
     tried: list[int] = []
     is_locked = True
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    pauses: list[float] = []
+
+    def record(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        return call_later(delay, *arguments)
 
     async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
         tried.extend(items)
@@ -207,9 +260,13 @@ async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is() ->
             await asyncio.sleep(0)
         is_locked = False
         tried.clear()
+        monkeypatch.setattr(batcher_module, "DATABASE", Outage("database"))  # no outage lasts: it sets no timer
+        monkeypatch.setattr(loop, "call_later", record)
         async with asyncio.timeout(60):
             assert await asyncio.gather(*asked) == list(range(5))
+        monkeypatch.undo()
     assert sorted(tried) == list(range(5))
+    assert pauses == [0.0] * 4  # the timer of the first item ran already, and no item follows the last one
 
 
 async def test_items_that_are_set_aside_leave_most_of_the_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,18 +412,61 @@ async def test_a_connection_that_takes_too_long_sets_nothing_aside() -> None:
     assert batches == [[1, 2]]
 
 
-async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_repeats() -> None:
-    told: list[bool] = []
+@pytest.mark.parametrize("sets_aside", [False, True])
+async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_repeats(sets_aside: bool) -> None:
+    """No item is at fault, so the batch stays together. The batcher does not wait for the lost server, which may be
+    silent.
+    """
+    told: list[tuple[list[int], bool]] = []
+    wires = [Wire(), Wire()]
 
     async def statement(_connection: Any, items: Sequence[int], repeated: bool) -> list[int]:
-        told.append(repeated)
+        told.append((list(items), repeated))
         if len(told) < 3:
             raise ConnectionError
         return list(items)
 
-    async with batcher(statement) as opened:
-        assert await opened.ask(7) == 7
-    assert told == [False, True, True]
+    async with batcher(statement, wires, sets_aside=sets_aside) as opened:
+        assert await asyncio.gather(*(opened.ask(n) for n in (7, 8))) == [7, 8]
+    assert told == [([7, 8], False), ([7, 8], True), ([7, 8], True)]
+    assert [(wire.closed, wire.waited) for wire in wires] == [(True, False)] * 2
+
+
+async def test_a_server_that_is_away_is_not_asked_without_a_pause() -> None:
+    tries = 0
+
+    async def statement(_connection: Any, _items: Sequence[int], _repeated: bool) -> list[int]:
+        nonlocal tries
+        tries += 1
+        raise ConnectionError
+
+    async with batcher(statement, pause=0.05, patience=0.12) as opened:
+        with pytest.raises(ConnectionError):
+            await opened.ask(1)
+    assert tries <= 3
+
+
+@pytest.mark.parametrize("refusal", [asyncpg.InvalidPasswordError("wrong password"), ConnectionRefusedError()])
+async def test_the_log_and_the_asker_learn_why_no_connection_can_be_opened(
+    refusal: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher_module, "DATABASE", Outage("database"))
+
+    async def connect() -> Any:
+        raise refusal
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        return items
+
+    opened: Batcher[int, int] = Batcher(connect, statement, pause=0.001, patience=0.0)
+    opened.start()
+    with capture_logs() as lines:
+        (answer,) = await asyncio.gather(opened.ask(1), return_exceptions=True)
+    await opened.close()
+    assert [line["error"] for line in lines] == [type(refusal).__name__]
+    assert isinstance(answer, Exception)
+    # The asker gets an error after which it may try again, so a wrong password is only the cause.
+    assert refusal is (answer if may_try_again(refusal) else answer.__cause__)
 
 
 @pytest.mark.parametrize(
