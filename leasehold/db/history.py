@@ -145,14 +145,12 @@ async def _for_all_jobs(connection: Connection, statement: str, *times: datetime
 async def _lock_and_change(connection: Connection, function: str, day: date) -> None:
     """Call an SQL function that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT.
 
-    One statement sets the limit, calls the function and commits. (OFFSET 0 and the condition make PostgreSQL set the
-    limit before it calls the function.) In a transaction of several statements, a process that stops between two
-    statements would keep the lock. Nobody could then submit a job.
+    One statement sets the limit, calls the function and commits. (PostgreSQL evaluates the condition of the CASE first,
+    so it sets the limit before it calls the function.) In a transaction of several statements, a process that stops
+    between two statements would keep the lock. Nobody could then submit a job.
     """
     await connection.execute(
-        f"SELECT {function}($1) FROM (SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true) AS value OFFSET 0)"
-        " AS limit_of_statement WHERE value <> ''",
-        day,
+        f"SELECT CASE WHEN set_config('lock_timeout', '{_LOCK_TIMEOUT}', true) <> '' THEN {function}($1) END", day
     )
 
 
