@@ -55,6 +55,24 @@ async def submitted(rows: Rows, count: int) -> list[UUID]:
     return [row["id"] for row in await rows.connection.fetch("SELECT id FROM job") if row["id"] not in before]
 
 
+async def at_times(rows: Rows, *times: tuple[datetime, ...]) -> list[UUID]:
+    """New jobs, in the order of their ids. Each has an event at each of its times, and no other event."""
+    job_ids = sorted(await submitted(rows, len(times)))
+    for job_id, (first, *others) in zip(job_ids, times, strict=True):
+        await rows.connection.execute("UPDATE event SET at = $2 WHERE job_id = $1", job_id, first)
+        await rows.connection.execute(
+            "INSERT INTO event SELECT"
+            " (jsonb_populate_record(e, jsonb_build_object('seq', other.nth + 1, 'at', other.instant))).*"
+            " FROM event e, unnest($2::timestamptz[]) WITH ORDINALITY AS other (instant, nth) WHERE e.job_id = $1",
+            job_id, others,
+        )  # fmt: skip
+    return job_ids
+
+
+async def times_in(rows: Rows, table: str) -> set[tuple[UUID, datetime]]:
+    return {(row["job_id"], row["at"]) for row in await rows.connection.fetch(f"SELECT job_id, at FROM {table}")}
+
+
 async def ended(rows: Rows) -> UUID:
     """A job of several steps that has succeeded, and may be forgotten at once."""
     claimed = [await rows.leased(THREE, keep_seconds=0)]
@@ -155,6 +173,50 @@ async def test_many_jobs_are_moved_a_few_at_a_time(rows: Rows, monkeypatch: pyte
     await age(rows, *await submitted(rows, 10))
     await sweep(rows)
     assert await rows.connection.fetchval("SELECT count(*) FROM kept_event") == 10
+
+
+async def test_the_events_of_a_day_that_move_are_those_from_its_midnight_to_the_next_one(rows: Rows) -> None:
+    """The others have their own day's turn, and the last job of the day is where the next statement goes on."""
+    start, end, moment = datetime(2020, 1, 2, tzinfo=UTC), datetime(2020, 1, 3, tzinfo=UTC), timedelta(microseconds=1)
+    both, first, last, gone, _before, _after = await at_times(
+        rows, (start - moment, start, end - moment, end), (start,), (end - moment,), (start,), (start - moment,), (end,)
+    )
+    await rows.connection.execute("DELETE FROM job WHERE id = $1", gone)
+    everything = await times_in(rows, "event")
+    moved = {(both, start), (both, end - moment), (first, start), (last, end - moment)}
+    assert await rows.connection.fetchval(history.KEEP, start, end, UUID(int=0), 500) == gone
+    assert await times_in(rows, "kept_event") == moved
+    assert await times_in(rows, "event") == everything - moved
+
+
+async def test_the_events_without_a_day_that_are_deleted_are_those_before_the_oldest_day(rows: Rows) -> None:
+    """An event at its first midnight is of this day. The events of a job that still exists stay."""
+    end, moment = datetime(2020, 1, 3, tzinfo=UTC), timedelta(microseconds=1)
+    kept, both, last, after = await at_times(rows, (end - moment, end), (end - moment, end), (end - moment,), (end,))
+    await rows.connection.execute("DELETE FROM job WHERE id = ANY($1::uuid[])", [both, last, after])
+    assert await rows.connection.fetchval(history.FORGET, end, UUID(int=0), 500) == last
+    assert await times_in(rows, "event") == {(kept, end - moment), (kept, end), (both, end), (after, end)}
+
+
+async def test_a_day_that_has_events_without_a_day_is_not_made_and_the_days_around_it_are(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make it, PostgreSQL would read these events, and every new event would wait. One at midnight is of the day
+    that begins then.
+    """
+    days = [day_of(-number) for number in range(2, 5)]
+    asked, change = set[date](), history._lock_and_change
+
+    async def changed(connection: Connection, statement: str, day: date) -> None:
+        asked.add(day)
+        await change(connection, statement, day)
+
+    monkeypatch.setattr(history, "_lock_and_change", changed)
+    await at_times(rows, (datetime(days[1].year, days[1].month, days[1].day, tzinfo=UTC),))
+    await history.keep_event_days(rows.connection, days_ahead=5, days_kept=8)
+    partitions = await history._partitions(rows.connection)
+    assert [f"event_{day:%Y%m%d}" in partitions for day in days] == [True, False, True]
+    assert [day in asked for day in days] == [True, False, True]
 
 
 async def test_a_sweeper_that_died_midway_leaves_no_event_twice_and_none_out(
