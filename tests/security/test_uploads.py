@@ -481,3 +481,17 @@ async def test_a_form_of_source_images_that_is_refused_keeps_none_of_them(
     assert refused.status_code == 422
     due = await rows.fetch("SELECT key, expires_at < clock_timestamp() AS over FROM source_image")
     assert sorted((row["key"].rpartition(".")[2], row["over"]) for row in due) == [("jpg", False), ("png", True)]
+
+
+async def test_only_unfinished_uploads_of_the_tenant_take_its_room_and_each_takes_the_least_at_least(
+    rows: Connection,
+) -> None:
+    large = 5 * upload_room.LEAST_COUNTED
+    for key, tenant, is_open, size in (("a", "t", True, 1), ("b", "t", True, large), ("c", "t", False, large),
+                                       ("d", "u", True, large)):  # fmt: skip
+        await rows.execute(
+            "INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)"
+            " VALUES ($1, $2, $3, true, $4, $4, now(), now(), now())",
+            key, tenant, is_open, size,
+        )  # fmt: skip
+    assert await upload_room.count(rows, "t") == upload_room.LEAST_COUNTED + large

@@ -38,6 +38,14 @@ async def test_a_request_is_allowed_while_its_own_debt_has_room(rows: Rows, debt
         assert quota.wait_seconds > 0.0
 
 
+async def test_who_is_refused_is_told_how_long_the_same_charge_will_be_refused(rows: Rows) -> None:
+    """Sixty a minute: thirty requests owe thirty seconds, of which there is room for ten."""
+    await rates.take(rows.connection, "k", 60)
+    await owes(rows, "k", 50.0)
+    refused = await rates.take(rows.connection, "k", 60, 30)
+    assert 1.0 < refused.wait_seconds <= 20.0  # it falls with the clock
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_length_of_the_step(rows: Rows, count: int) -> None:
     """No debt exceeds a minute. One that does is older than the step: it becomes the largest, and the next request is
