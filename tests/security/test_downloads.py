@@ -46,7 +46,7 @@ async def refusal(rows: Connection, size: int = 1) -> TooMany:
 
 async def test_ten_downloads_are_under_way_at_once_and_no_more(rows: Connection) -> None:
     await spend(rows, 9, ago=120, open_until=60)
-    await begin(rows, TENANT, KEY, 1)
+    tenth = await begin(rows, TENANT, KEY, 1)
     refused = await refusal(rows)
     assert (refused.code, refused.message, refused.retry_after) == (
         "too_many_at_once",
@@ -54,6 +54,9 @@ async def test_ten_downloads_are_under_way_at_once_and_no_more(rows: Connection)
         5,
     )
     assert refused.headers["RateLimit-Policy"] == '"downloads";q=10'
+    await end(rows, TENANT, tenth, 1)  # makes room for one
+    await begin(rows, TENANT, KEY, 1)
+    assert (await refusal(rows)).code == "too_many_at_once"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,11 @@ async def test_a_key_may_download_so_many_bytes_in_a_time(
     assert (await refusal(rows)).code == "download_quota_exceeded"
     await end(rows, TENANT, download, 9)  # what was not sent is given back
     await begin(rows, TENANT, KEY, 1)
+
+
+async def test_a_result_that_is_larger_than_each_quota_can_be_downloaded_first(rows: Connection) -> None:
+    await begin(rows, TENANT, KEY, 7 * GB)
+    assert (await refusal(rows)).code == "download_quota_exceeded"
 
 
 async def test_a_download_counts_as_under_way_a_little_longer_than_it_may_take(rows: Connection) -> None:
