@@ -76,7 +76,7 @@ def test_the_server_goes_although_its_databases_cannot_be_dropped(monkeypatch: p
     started.__enter__()
     directory = Path(started.portal.call(directory_of(started.database())))
     os.kill(int((directory / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="onnect"):
         started.__exit__()
     assert not directory.exists()
 
