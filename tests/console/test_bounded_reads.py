@@ -72,6 +72,8 @@ async def test_queues_share_what_is_counted_of_them(maker: Maker, rows: Connecti
     assert (few["media"]["runnable"], few["media"]["has_more"]) == (1, False)
     many = {row["queue"]: row for row in await run_reads.queues(rows, 30.0)}
     assert (many["q0"]["runnable"], many["q0"]["has_more"]) == (30, False)
+    (alone,) = await run_reads.queues(rows, 30.0, 100, 31, after="media", limit=1)
+    assert (alone["queue"], alone["runnable"], alone["has_more"]) == ("q0", 30, False)
 
 
 async def test_a_queue_whose_tasks_have_all_ended_is_not_listed(maker: Maker, rows: Connection) -> None:

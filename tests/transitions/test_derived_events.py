@@ -53,12 +53,19 @@ async def test_a_job_of_one_step_that_goes_well_writes_no_event_and_has_three(
 
 
 async def test_a_reader_goes_on_after_any_of_them_and_other_tenants_see_none(rows: Rows) -> None:
-    claimed = await rows.leased()
+    claimed, _other_job = await rows.leased(), await rows.leased()
     await settlements.complete(rows.connection, [Completion(claimed.lease, is_last=True)])
     for after in range(4):
         events = await event_reads.events_after(rows.connection, "t", claimed.job_id, after, 10)
         assert [event.seq for event in events] == list(range(after + 1, 4))
     assert await event_reads.events_after(rows.connection, "another", claimed.job_id, 0, 10) == []
+
+
+async def test_the_number_of_the_last_event_is_read_of_the_jobs_that_are_asked_for(rows: Rows) -> None:
+    claimed, _not_asked_for, queued = await rows.leased(), await rows.leased(), uuid4()
+    await rows.submit(id=queued)
+    found = await event_reads.last_event_numbers(rows.connection, [claimed.job_id, queued, uuid4()])
+    assert found == {claimed.job_id: 2, queued: 1}
 
 
 async def test_jobs_of_one_statement_each_have_their_own(rows: Rows) -> None:

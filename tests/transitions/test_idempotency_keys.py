@@ -76,6 +76,50 @@ async def test_an_answer_is_known_by_its_tenant_and_its_key(rows: Rows, neighbou
     assert isinstance(await idempotency.reserve(rows.connection, *neighbour, HASH), Reservation)
 
 
+async def test_the_same_key_of_two_tenants_has_two_answers(rows: Rows) -> None:
+    for tenant in ("t", "other"):
+        own = await idempotency.reserve(rows.connection, tenant, "key", tenant.encode())
+        assert isinstance(own, Reservation)
+        await idempotency.store(rows.connection, own, 202, tenant.encode())
+    for tenant in ("t", "other"):
+        answer = await idempotency.reserve(rows.connection, tenant, "key", tenant.encode())
+        assert isinstance(answer, StoredAnswer)
+        assert answer.body == tenant.encode()
+
+
+class _ReleasesMeanwhile:
+    """A connection. After its first statement the reservation is released."""
+
+    def __init__(self, connection: Connection, reservation: Reservation) -> None:
+        self._connection, self._reservation = connection, reservation
+
+    async def fetchval(self, *statement: Any) -> Any:
+        answer = await self._connection.fetchval(*statement)
+        await idempotency.release(self._connection, self._reservation)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_who_asks_while_the_first_request_releases_its_key_may_come_again(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", idempotency.IN_FLIGHT)  # nothing but its release frees the key
+    connection: Any = _ReleasesMeanwhile(rows.connection, await reserved(rows))
+    with pytest.raises(Conflict) as refused:
+        await idempotency.reserve(connection, "t", "key", HASH)
+    assert (refused.value.code, refused.value.retry_after) == ("idempotency_key_in_flight", 1)
+    await reserved(rows)
+
+
+def test_releases_that_run_side_by_side_compute_the_same_fingerprint() -> None:
+    """With another one, a repetition during an upgrade, or a day after it, would count as another request."""
+    assert idempotency.fingerprint(b"POST /v1/runs", b"{}").hex() == (
+        "56e847a315230ddaa9c41adb65abfedaee2fba5a5731248756a33f75d475c0d2"
+    )
+
+
 async def test_a_key_without_an_answer_is_not_answered(rows: Rows) -> None:
     await reserved(rows)
     assert not await idempotency.is_answered(rows.connection, "t", "key")
@@ -129,6 +173,25 @@ async def test_a_reservation_counts_only_while_its_transaction_lasts(rows: Rows,
     assert await is_refused(rows)  # its transaction has yet to begin
     with pytest.raises(Conflict):
         await idempotency.store(first, own, 202, b"late")
+
+
+async def test_a_request_that_works_for_more_than_its_minute_loses_its_key_although_its_transaction_lasts(
+    rows: Rows, another: Open
+) -> None:
+    """It hangs, perhaps for ever. The client's next try takes the key over."""
+    first, second = (await another()).connection, (await another()).connection
+    own = await reserved(rows)
+    async with first.transaction():
+        await idempotency.hold(first, own)
+        for seconds, is_free in ((30, False), (31, True)):
+            await rows.connection.execute(
+                "UPDATE idempotency SET locked_until = locked_until - make_interval(secs => $1)", seconds
+            )
+            if is_free:
+                assert isinstance(await idempotency.reserve(second, "t", "key", HASH), Reservation)
+            else:
+                with pytest.raises(Conflict):
+                    await idempotency.reserve(second, "t", "key", HASH)
 
 
 async def test_a_reservation_over_several_transactions_counts_for_its_minute_whichever_request_asks(rows: Rows) -> None:

@@ -14,5 +14,6 @@ def test_several_handlers_are_one_text_whatever_their_order_and_their_number() -
 
 def test_a_text_that_an_index_could_not_hold_is_none() -> None:
     assert joined_handlers([]) is None
+    assert joined_handlers(["x"]) == "x"
     assert joined_handlers(["x" * 2000]) == "x" * 2000
     assert joined_handlers(["x" * 1000, "y" * 999]) is None
