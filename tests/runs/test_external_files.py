@@ -431,7 +431,7 @@ async def test_an_attempt_hands_in_so_many_files_and_bytes_in_all(client: Client
     problem(await announce(client, task, {"name": "large", "size": 3001}), 422, "files_too_large")
     assert (await announce(client, task, one)).status_code == 200
     problem(await announce(client, task, {"name": "two", "size": 2001}), 422, "files_too_large")
-    more = [{"name": str(number), "size": 1} for number in range(3)]
+    more = [{"name": str(number), "size": 1000} for number in range(3)]
     problem(await announce(client, task, *more), 422, "too_many_files")
     assert (await announce(client, task, *more[:2])).status_code == 200
     assert run
