@@ -102,6 +102,8 @@ async def test_a_failed_task_of_ark_has_failed_in_whatever_form_it_says_why(erro
         (Reply(307), OutcomeUnknown, "provider_error"),
         (Reply(399, {"detail": "moved"}), OutcomeUnknown, "provider_error"),
         (Reply(400, {"detail": "no"}), Rejected, "provider_failed"),
+        (Reply(404, {"detail": "no"}), Rejected, "provider_refused"),
+        (Reply(408, {"detail": "no"}), OutcomeUnknown, "provider_error"),
         (Reply(499, {"detail": "no"}), Rejected, "provider_failed"),
         (Reply(401, {"detail": "no"}), NoAccess, "provider_unauthorized"),
         (Reply(422, {"detail": "no"}), Rejected, "provider_failed"),

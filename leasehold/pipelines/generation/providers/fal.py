@@ -16,7 +16,6 @@ import orjson
 
 from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
 from leasehold.pipelines.generation.providers.requests import (
-    NO_ACCESS,
     ProviderAnswer,
     RequestSender,
     as_mapping,
@@ -33,9 +32,9 @@ _FILES = ("images", "image", "videos", "video")
 _NAMESPACES = frozenset({"workflows", "comfy"})
 #: A type of error of fal -> the platform's error code. Any other type gets the code `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: Statuses of the answer to a request for the result of an order. They mean that fal refuses this request, and not that
-#: the order has failed. Any other error status below 500 comes from the model, and means that the order has failed.
-_REQUEST_FAILED = frozenset({*NO_ACCESS, 404, 408, 429})
+#: fal does not know the request. Any other answer that rejects a request for the result of an order comes from the
+#: model, and means that the order has failed.
+_UNKNOWN = 404
 
 
 class Fal:
@@ -72,9 +71,12 @@ class Fal:
         if body.get("error"):
             raise _failure(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
-        if 400 <= result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP statuses
-            raise _failure(*_error_in(result.body))
-        output = _body_of(result)
+        try:
+            output = _body_of(result)
+        except Rejected:
+            if result.status == _UNKNOWN:
+                raise
+            raise _failure(*_error_in(result.body)) from None
         urls = urls_in([output[field] for field in _FILES if field in output])
         if not urls:
             raise no_files()
