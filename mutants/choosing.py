@@ -113,10 +113,9 @@ class Choosing:
         seconds = self._covering.seconds
         first = self._first_file(mutant)
         first_tests = {test for test in seconds if first and test.startswith(first)}
-        killer = self._killers.get(mutant.id)
+        killer = self._killers.get(mutant.id, "")
         # The test that noticed the mutant the last time may run a line that is new since the coverage was measured.
-        last_time = set() if killer is None else {killer}
-        candidates = self._covering_tests(mutant) | first_tests | last_time
+        candidates = self._covering_tests(mutant) | first_tests | {killer}
         tests = self._in_order(mutant, {test for test in candidates if test in seconds and judges(test)}, first)
         chosen: list[str] = []
         total = 0.0

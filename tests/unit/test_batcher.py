@@ -58,6 +58,20 @@ async def batcher(
     await opened.close()
 
 
+def pauses_of_timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each timer of the event loop that is set from now on."""
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    pauses: list[float] = []
+
+    def record(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        return call_later(delay, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", record)
+    return pauses
+
+
 async def test_a_standby_is_never_asked_although_it_answers() -> None:
     """It may lack the newest rows. A workflow that read its journal there took a valid lease for a lost one."""
     asked: list[Any] = []
@@ -240,13 +254,6 @@ async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is(monk
     """A pause for each of a hundred would cost them their leases."""
     tried: list[int] = []
     is_locked = True
-    loop = asyncio.get_running_loop()
-    call_later = loop.call_later
-    pauses: list[float] = []
-
-    def record(delay: float, *arguments: Any) -> asyncio.TimerHandle:
-        pauses.append(delay)
-        return call_later(delay, *arguments)
 
     async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
         tried.extend(items)
@@ -261,7 +268,7 @@ async def test_what_waited_for_one_lock_is_answered_as_soon_as_one_of_it_is(monk
         is_locked = False
         tried.clear()
         monkeypatch.setattr(batcher_module, "DATABASE", Outage("database"))  # no outage lasts: it sets no timer
-        monkeypatch.setattr(loop, "call_later", record)
+        pauses = pauses_of_timers(monkeypatch)
         async with asyncio.timeout(60):
             assert await asyncio.gather(*asked) == list(range(5))
         monkeypatch.undo()
@@ -282,17 +289,9 @@ async def test_items_that_are_set_aside_leave_most_of_the_time_to_others(monkeyp
         seconds += 100.0
         raise TimeoutError
 
-    loop = asyncio.get_running_loop()
-    call_later = loop.call_later
-    pauses: list[float] = []
-
-    def record(delay: float, *arguments: Any) -> asyncio.TimerHandle:
-        pauses.append(delay)
-        return call_later(delay, *arguments)
-
     monkeypatch.setattr(batcher_module, "monotonic", lambda: seconds)
     async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
-        monkeypatch.setattr(loop, "call_later", record)
+        pauses = pauses_of_timers(monkeypatch)
         locked = [asyncio.create_task(opened.ask(n)) for n in (1, 2)]
         while len(opened._aside) < 2:
             await asyncio.sleep(0)
