@@ -121,8 +121,8 @@ def _check_sight(role: str, version: int, *, sees_all: bool) -> Finding:
 
 
 def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
-    """Presence means that a lock of the worker's database session shows that the worker is alive. Behind a pooler the
-    lock shows nothing, because several clients use one session.
+    """Whether presence works. Presence means that a lock of the worker's database session shows that the worker is
+    alive. Behind a pooler the lock shows nothing, because several clients use one session.
     """
     return Finding(
         "presence",

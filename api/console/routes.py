@@ -1,5 +1,5 @@
-"""The route class of the console's pages, the sign-in page, and helpers that read the fields of forms. The route class
-checks the session, reads the form, checks the form's token, and shows errors as pages.
+"""Has the route class of the console's pages, the function that makes the sign-in page, and helpers that read the
+fields of forms. The route class checks the session, reads the form, checks the form's token, and shows errors as pages.
 
 A client that does not accept HTML gets an error as JSON, as from the API.
 """
@@ -43,6 +43,7 @@ _MAX_DIGITS = 9
 #: The second press of a button waits for at most _PATIENCE_SECONDS for the answer to the first press. It looks for this
 #: answer every _POLL_SECONDS.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
+#: The value of the request header Sec-Fetch-Site when the request comes from a page of another site.
 _CROSS_SITE = "cross-site"
 #: A form's path begins with the path of the page that has the form. This page shows a list, or an object with an id.
 #: The console finds the page by this rule, because a browser may leave out the header that names the page.
@@ -56,7 +57,9 @@ _EXPLAINED = (RequestError, StoreError, RequestValidationError, HTTPException, *
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form by name. The last value of a repeated field counts. `picked` returns all its values."""
+    """The fields of a form by name. If a field is repeated, its last value counts. `picked` returns all values of a
+    field.
+    """
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
@@ -85,6 +88,7 @@ def form_of(request: Request) -> Form:
     return form
 
 
+#: The type of an endpoint's parameter that gets the form. ConsoleRoute has read it.
 Fields = Annotated[Form, Depends(form_of)]
 
 
@@ -127,8 +131,9 @@ class ConsoleRoute(APIRoute):
 
 
 async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    """The answer of the handler. If the first press of the same button is still being handled, wait for its end. The
-    handler then returns the answer to the first press. Raises Conflict after _PATIENCE_SECONDS.
+    """The answer of the handler. Both presses of one button send the same idempotency key. If the first press is still
+    being handled, the handler raises Conflict. This function then waits and calls the handler again, which in the end
+    returns the answer to the first press. Raises Conflict after _PATIENCE_SECONDS.
     """
     waits_until = monotonic() + _PATIENCE_SECONDS
     while True:

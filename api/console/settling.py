@@ -41,7 +41,7 @@ async def show_unsettled(
     what: Annotated[endpoints.What, Query()] = "orders",
     cursor: IdCursor = None,
 ) -> Response:
-    """`what`: the cases of one kind, for example orders or schedules."""
+    """Show the cases of one kind. `what`: the kind, for example orders or schedules."""
     answer = content_of(await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE))
     return page(
         request,

@@ -20,6 +20,7 @@ from leasehold.api.runs import webhooks as endpoints
 from leasehold.domain.errors import NotFound
 
 router = APIRouter()
+#: The signed-in person, whose key or role has the scope `webhooks:write`.
 Owner = Annotated[Caller, Depends(SignedIn(WEBHOOKS_WRITE))]
 #: The page of a webhook shows at most this many of its latest deliveries.
 _MAX_DELIVERIES = 50
@@ -46,8 +47,8 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
         raise NotFound("webhook_not_found", "There is no such webhook.")
     answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES + 1))
     deliveries = answer["deliveries"]
-    # A message that a person sends becomes the newest delivery, and so changes the forms' idempotency key. Then the
-    # person can send another message within the same minute.
+    # `once` is the idempotency key of the page's forms. It depends on the minute and on the newest delivery. A message
+    # that a person sends becomes the newest delivery, so the person can send another message within the same minute.
     newest = deliveries[0]["id"] if deliveries else ""
     return page(
         request,

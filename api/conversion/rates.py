@@ -16,8 +16,9 @@ from leasehold.limits import rates
 async def check_rate_once(
     request: Request, services: Services, caller: Caller, operation: Literal["posts", "reads"]
 ) -> dict[str, str]:
-    """Does the same as `check_rate`, but charges a request only once, even if it is called twice for the request. This
-    happens in an endpoint that may read from a standby: if the standby fails, the endpoint runs again on the primary.
+    """Does the same as `check_rate`, but charges a request only once, even if this function is called twice for the
+    request. An endpoint that may read from a standby calls it twice if the standby fails, because the endpoint then
+    runs again on the primary.
     """
     state = request.scope.setdefault("state", {})
     if "conversion_rate" not in state:
@@ -27,8 +28,9 @@ async def check_rate_once(
 
 
 async def check_rate(services: Services, caller: Caller, operation: Literal["posts", "reads"]) -> dict[str, str]:
-    """Charge one request to the caller's key. Returns the RateLimit headers. If the installation sets no such limit,
-    nothing is charged, and there are no headers. Raises TooMany `rate_limited`.
+    """Charge one request to the caller's key. `operation`: whether the request is a POST or a read, because the two
+    have limits of their own. Returns the RateLimit headers. If the installation sets no such limit, nothing is charged,
+    and there are no headers. Raises TooMany `rate_limited`.
     """
     settings = services.settings
     per_minute = settings.conversion_posts_per_key if operation == "posts" else settings.conversion_reads_per_key

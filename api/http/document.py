@@ -21,8 +21,8 @@ _STATUSES_OF_BODIES = {
 }
 _STATUSES_OF_ALL = {431: "`head_too_large`"}
 
-# The codes of every operation that takes an idempotency key, and the codes of every operation that takes values in a
-# query or a body. The routes need not declare these codes.
+# Two sets of codes that the routes need not declare: the codes of every operation that takes an idempotency key, and
+# the codes of every operation that takes values in a query or a body.
 _CODES_OF_IDEMPOTENCY_KEYS = {
     409: ("idempotency_key_in_flight",),
     422: ("idempotency_key_reused", "idempotency_key_malformed"),

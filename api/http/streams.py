@@ -34,6 +34,7 @@ _BATCH = 500
 #: revoked gets events for at most this many seconds.
 MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1  # the largest `integer` of PostgreSQL, the type of the column
+#: The type of an endpoint's parameter for the header Last-Event-ID.
 LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]

@@ -1,5 +1,5 @@
-"""Decides which jobs a request may name. The job must belong to the caller's tenant, and to a kind of work (such as
-runs or media) for which the caller has a scope.
+"""Decides which jobs a request may name, and which of them the caller may retry. The job must belong to the caller's
+tenant, and to a kind of work (such as runs or media) for which the caller has a scope.
 
 A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, and the request is
 charged to that tenant.
@@ -52,8 +52,8 @@ class JobAccess:
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
-    """The caller's access to a job. `row`: the job. The query that has read the job must be limited to
-    `tenant_of(caller)`. Raises Forbidden as `check_targets` does.
+    """The caller's access to a job. `row`: the job. This function does not check the job's tenant, so the query that
+    has read the job must be limited to `tenant_of(caller)`. Raises Forbidden as `check_targets` does.
     """
     if _is_operation(row):
         check_targets(caller, row["tenant_id"], row["params"])
@@ -117,7 +117,8 @@ def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
 
 def params_of_retry(access: JobAccess) -> dict[str, Any] | None:
     """The new parameters of a bulk operation that the caller retries. From now on the caller pays for the retries that
-    the operation makes, and the acts of the operation name the caller. None: the job is no bulk operation.
+    the operation makes, and whatever the operation does is recorded as done by the caller. None: the job is no bulk
+    operation.
     """
     if not _is_operation(access.row):
         return None
@@ -156,8 +157,8 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
     Raises Gone `job_deleted`, `job_expired`. With `write` the caller needs the kind's write scope, and without `write`
-    its read scope. Raises Forbidden if the caller has only the other of these two scopes, and for an operation on jobs
-    of other tenants (`check_targets`).
+    its read scope. Raises Forbidden if the caller has only the other of these two scopes. Also raises Forbidden for an
+    operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -1,4 +1,5 @@
-"""The parts that all endpoints share. A process opens them once, in order, and closes them in the opposite order.
+"""The parts of an API process that all its endpoints share. The process opens them once, in order, and closes them in
+the opposite order.
 
 The parts open even if PostgreSQL, the broker or the store is down, because the API must answer /livez then, and a
 submission needs no broker.
@@ -55,8 +56,8 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
-#: How many URLs are checked at once: those of all tenants together, and those of one tenant. A check waits up to half a
-#: minute for a silent name server. The process resolves at most 32 names at once (security/egress.py), so eight stay
+#: How many URLs of webhooks are checked at once, for all tenants together and for one tenant. A check waits up to half
+#: a minute for a silent name server. The process resolves at most 32 names at once (security/egress.py), so eight stay
 #: free for the OpenID provider.
 _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 

@@ -1,7 +1,7 @@
 """Converts the arguments of a task's function to JSON and back, by a pydantic model.
 
-If the function has a single parameter, the parameter's type is a pydantic model, and the model's JSON is an object,
-this module uses that model. For any other function, it makes a model of the function's signature.
+Some functions have only one parameter, whose type is a pydantic model with a JSON object as its form. For such a
+function, this module uses that model. For any other function, it makes a model of the function's signature.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def takes_positional(function: Callable[..., Any], *, skip: int = 0) -> bool:
 
 
 def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of the function, evaluated. `local_names`: the names where the function is declared, because an
-    annotation may name a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation
-    that is not a type.
+    """The annotations of the function, evaluated. `local_names`: the local names at the place where the function is
+    declared, because an annotation may name a local class. Raises DeclarationError for a name that is not defined yet,
+    and for an annotation that is not a type.
     """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(local_names or {}), include_extras=True)

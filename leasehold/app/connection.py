@@ -73,8 +73,8 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal (an event loop in a thread), and the link to the installation. `link_task`: the asyncio task that opens
-    the link, in the portal's loop. `stack` closes the link.
+    """A portal (an event loop in a thread), and the link to the installation (its database, or its HTTP API).
+    `link_task`: the asyncio task that opens the link, in the portal's loop. `stack` closes the link.
     """
 
     portal: Portal

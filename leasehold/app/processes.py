@@ -44,7 +44,7 @@ class Process:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._call_number = NO_CALL  # the number of the present call, by which its frames are known
+        self._call_number = NO_CALL  # the number of the present call, which each of its frames carries
 
     @classmethod
     async def start(cls) -> Process:
@@ -78,10 +78,11 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call, and return its last frame. `on_frame` gets each frame between BEGUN and the last frame. Frames
-        of earlier calls are dropped. Such frames can come because the functions of these calls may have left threads
-        behind. Raises NoneForked if the process ends before the user's code begins, and ChildCrashed if it ends later.
-        The import of the task's module counts as the user's code.
+        """Run the call, and return its last frame. The process sends the frame BEGUN before the user's code begins.
+        `on_frame` gets each frame between BEGUN and the last frame. Frames of earlier calls are dropped. Such frames
+        can come because the functions of these calls may have left threads behind. Raises NoneForked if the process
+        ends before the user's code begins, and ChildCrashed if it ends later. The import of the task's module counts as
+        the user's code.
         """
         from leasehold.worker.sandbox.children import NoneForked  # noqa: PLC0415 - declaring a task loads no worker
 

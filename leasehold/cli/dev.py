@@ -1,4 +1,4 @@
-"""`leasehold dev` runs the whole platform on this machine until Ctrl-C."""
+"""`leasehold dev` runs the whole platform on this machine until Ctrl-C, and prints how to use it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from leasehold.settings import Settings
 
 
 async def run(source: str | None, **options: Any) -> None:
-    """Run an Installation until a signal stops it. `source`: the app that the Installation serves; None: no app was
-    named. `options`: the other arguments of Installation.
+    """Run an Installation until a signal stops it. `source`: the app that the Installation serves; None: it serves the
+    shipped pipelines. `options`: the other arguments of Installation.
 
     Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. Before it raises, all parts are
     stopped.
@@ -66,10 +66,10 @@ async def _start(installation: Installation) -> Installation:
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
-    """The variables for programs in the same folder that submit jobs, and for commands that call the API. The programs
-    get the broker `postgres`, because RabbitMQ may not be ready yet. So no hint announces their jobs, and only the
-    worker's polls find them. By default the worker polls ten times a second if RabbitMQ starts late, and twice a second
-    otherwise.
+    """The environment variables that `dev_file` writes into a file: for programs in the current folder that submit
+    jobs, and for commands that call the API. The programs get the broker `postgres`, because RabbitMQ may not be ready
+    yet. So no hint announces their jobs, and only the worker's polls find them. By default the worker polls ten times a
+    second if RabbitMQ starts late, and twice a second otherwise.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

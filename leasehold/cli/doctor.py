@@ -26,7 +26,9 @@ _PATIENCE_SECONDS = 10.0
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Wait up to _PATIENCE_SECONDS for the broker to connect, then run all checks."""
+    """Wait up to _PATIENCE_SECONDS for the broker to connect. Then run all checks, also that of the sandbox
+    (`isolation`).
+    """
     # The platform's schema, and the schema of each kind of work that has its own tables.
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     store = ObjectStore.from_settings(settings)

@@ -1,5 +1,6 @@
-"""Runs the comparison of reconcile.py for `leasehold doctor --reconcile`. With `--apply`, the command first prints what
-it will delete, and then how much it has deleted. With `--apply --json`, it prints only the result.
+"""`leasehold doctor --reconcile`: compares PostgreSQL's rows with the store's objects (reconcile.py), and prints the
+result. With `--apply`, the command first prints what it will delete, and then how much it has deleted. With `--apply
+--json`, it prints only the result.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from leasehold.settings import Settings
 
 
 def run(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int:
-    """Compare, and print the result. `apply`, `even_so`: as in `reconcile`. Returns the exit status of the command: 1
-    if objects are missing, or if orphaned objects are left.
+    """Compare, and print the result. `apply`: also delete the orphaned objects (objects without a row). `even_so`:
+    delete them even if another installation seems to use the bucket. Returns the exit status of the command: 1 if
+    objects are missing, or if orphaned objects are left.
     """
     if apply and not as_json:
         with quiet():

@@ -82,8 +82,8 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
     """Make the partitions of today and of `days_ahead` more days. If the oldest partition's day is older than
     `days_kept` days, or than _MOST_DAYS + 1 days, drop the partition. Before the drop, move the events of jobs that
-    still exist to `kept_event`. While another session reads the table `event`, no day is made or dropped, and a later
-    call does both. Returns whether a further day must be dropped.
+    still exist to `kept_event`. If another session uses the table `event` for longer than _LOCK_TIMEOUT, this call
+    makes and drops no further day, and leaves the rest to a later call. Returns whether a further day must be dropped.
 
     A day without a partition is no error, because PostgreSQL puts its events into the default partition. SQL functions
     make and drop the partitions with the rights of the role that migrates, because this process's role may not own the
@@ -134,8 +134,8 @@ async def _move_events(connection: Connection, start: datetime, end: datetime) -
 
 
 async def _for_all_jobs(connection: Connection, statement: str, *times: datetime) -> None:
-    """Run KEEP or FORGET until it finds no further job. Each statement commits by itself. So if the process dies, the
-    next call does the rest.
+    """Run `statement` (KEEP or FORGET) again and again, until it finds no further job. Each run commits by itself. So
+    if the process dies, the next call does the rest.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:

@@ -44,7 +44,9 @@ def _dedicated_of_broker(settings: Settings) -> int:
 
 
 def pool_of_replica(settings: Settings) -> int:
-    """The size of an API process's pool to the standby. These connections come on top of those to the primary."""
+    """The size of an API process's pool to the standby. The process has these connections in addition to those to the
+    primary.
+    """
     return pool_of_api(settings)
 
 

@@ -2,7 +2,7 @@
 this when they start.
 
 In a pooler's transaction mode, each transaction may run on another session of the server. Advisory locks and LISTEN
-then fail, because they belong to a session. Prepared statements fail, too, unless the pooler keeps them for its
+then fail, because they belong to a session. Prepared statements also fail, unless the pooler keeps them for its
 clients. If the process needs something that fails, it refuses to start, and the error names the setting to change.
 """
 
@@ -122,8 +122,8 @@ async def _shares_sessions(connection: Connection, other_connection: Connection)
 
 
 async def _lacks_marker(connection: Connection, marker: str) -> bool:
-    """Whether the session that the pooler lends now lacks the marker. The statement answers with an error, and not with
-    a row, because asyncpg prepares each statement that returns rows.
+    """Whether the session that the pooler now lends to `connection` lacks the marker. The statement answers with an
+    error, and not with a row, because asyncpg prepares each statement that returns rows.
     """
     try:
         await connection.execute(

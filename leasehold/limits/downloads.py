@@ -24,8 +24,8 @@ RATES = ((5, 10), (20, 60))
 #: Each pair: at most this many bytes, within this many seconds.
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# $1 the tenant, $2 the key's prefix, $3 the lengths of the time windows in seconds. The answer has a row for each
-# window, with its requests and bytes, and with the seconds until its oldest download leaves the window (`wait`).
+# $1 the tenant, $2 the key's prefix, $3 the lengths of the time windows in seconds. The statement returns a row for
+# each window, with its requests and bytes, and with the seconds until its oldest download leaves the window (`wait`).
 _BY_WINDOW = """
 -- downloads_seen
 SELECT time_window.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -52,7 +52,8 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A key's downloads within a time window. `wait_seconds`: in how long the oldest download leaves the window."""
+    """A key's downloads within a time window. `wait_seconds`: the seconds until the oldest download leaves the window.
+    """
 
     requests: int
     bytes: int
@@ -94,8 +95,8 @@ def _check_windows(windows: dict[int, _Window], size: int) -> None:
                 retry_after=windows[seconds].wait_seconds,
             )
     for quota, seconds in QUOTAS:
-        # In an empty window any download may begin. Otherwise a download that is larger than the quota could never
-        # begin.
+        # In an empty window any download may begin, because a download that is larger than the quota could otherwise
+        # never begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             hours = counted(seconds // 3600, "hour", "hours")
             raise TooMany(

@@ -58,8 +58,10 @@ class _Usage:
 
 
 def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines", "chunks"]) -> str:
-    """SQL that reads how much an attempt has stored: one row, or no row if the lease is lost. The item at the place
-    where the attempt's output is cut has the member `cut` (the mark). The mark does not count as a stored item.
+    """SQL that reads how much an attempt has stored. $1 to $3: the lease; $4: `first` of the request. The result is one
+    row, or no row if the lease is lost. Each row of `stored` has `n` items of the attempt in a JSON array, the column
+    `column`. The item at the place where the attempt's output is cut has the member `cut` (the mark). The mark does not
+    count as a stored item.
     """
     is_cut = f"""stored.{column} @> '[{{"cut": true}}]'"""
     return f"""

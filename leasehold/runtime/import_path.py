@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def import_path() -> list[str]:
-    """The entries of this process's `sys.path`, for the `sys.path` of a process that it starts. A program or pytest may
-    have added folders that no variable of the environment names.
+    """The entries of this process's `sys.path`, for the `sys.path` of a process that this process starts. The
+    environment alone is not enough, because a program or pytest may have added folders that no variable names.
 
-    Folders and archives are absolute. An entry that is no folder and no archive may be the name of an import hook, and
-    stays as it is. The entry for the current folder is left out, because a process adds its own entry for this folder,
-    after the installed packages.
+    Folders and archives become absolute paths. Any other entry may be the name of an import hook, and stays as it is.
+    The entry for the current folder (an empty text) is left out, because the started process adds its own entry for
+    this folder, after the installed packages.
 
     Do not pass these entries as PYTHONPATH. The programs that the new process starts would also inherit PYTHONPATH,
     even programs of another Python.

@@ -2,8 +2,8 @@
 
 A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that divide
 the tenants among them) has made it. The prefix is public, and `find_key` finds the key's row by it. The database stores
-only a hash of the secret, so the key is shown once, when it is made. SHA-256 is enough: the secret has 256 random bits,
-and a slow hash would only help if the secret could be guessed.
+only a hash of the secret, so the key is shown once, when it is made. SHA-256 is enough, because the secret has 256
+random bits. A slow hash would only help if the secret could be guessed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from leasehold.domain.ids import new_id
 
 #: A key. The groups are the cell (None: no cell), the prefix and the secret.
 _KEY = re.compile(r"lh_(?:([a-z0-9]{1,11})_)?([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+#: A scope: `area:right`.
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 #: `matches` compares with this hash when no row has the prefix. So a refusal takes the same time, and does not show
@@ -105,7 +106,9 @@ def _hash(secret: str) -> bytes:
 
 
 def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
-    """Whether the caller's secret is the secret of the stored key. The call takes the same time if `stored` is None."""
+    """Whether the caller's secret is the secret of the stored key. The call takes the same time even if `stored` is
+    None.
+    """
     expected = stored.secret_hash if stored is not None else _HASH_OF_NO_KEY
     is_equal = hmac.compare_digest(_hash(presented.secret), expected)
     return is_equal and stored is not None
@@ -214,7 +217,8 @@ async def create_key(
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
-    if tenant_id == EVERYBODY:  # its keys would read the audit's chain `*`, and its limits would count all tenants
+    if tenant_id == EVERYBODY:
+        # The keys of a tenant `*` would read the audit's chain `*`, and its limits would count all tenants.
         raise Invalid(
             "tenant_reserved",
             "`*` stands for all tenants, and is none itself. A key of any tenant reaches all of them with the scope "

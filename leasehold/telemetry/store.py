@@ -1,4 +1,4 @@
-"""Metrics of requests to the object store: duration and outcome."""
+"""Metrics of the object store: the duration and outcome of requests, and clients' objects that housekeeping deleted."""
 
 from __future__ import annotations
 

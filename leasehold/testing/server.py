@@ -1,4 +1,6 @@
-"""One PostgreSQL for a test session. Each test gets a copy of a migrated database."""
+"""The PostgreSQL server of a test session: started for the session, or named by a variable. Each test gets a copy of a
+migrated database.
+"""
 
 from __future__ import annotations
 

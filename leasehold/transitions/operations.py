@@ -13,9 +13,9 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.db.job_reads import LIVES
 
-#: Action -> SQL condition: the job `j` is a target. $2: when the operation was submitted; $3: the tenant. A job that
-#: has changed since the filter found it may no longer be a target. `LIVES`: the job is neither deleted nor past its
-#: retention. `unindexed`: the jobs are found by their ids, without a partial index.
+#: Action -> an SQL condition, which says whether the job `j` is a target of the action. $2: when the operation was
+#: submitted; $3: the tenant. A job that has changed since the filter found it may no longer be a target. `LIVES`: the
+#: job is neither deleted nor past its retention. `unindexed`: the jobs are found by their ids, without a partial index.
 _IS_TARGET = {
     "retry": unindexed(f"j.tenant_id = $3 AND j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
     "cancel": unindexed(

@@ -1,5 +1,5 @@
-"""Writes the progress that running steps report. Only the holder of a step's lease may report it. A report changes the
-state of no job and no task.
+"""Writes the progress that running steps report. Only the holder of a step's lease may report it. A report does not
+change the state of the job or the task.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Progress:
     summary: str = ""
 
 
-# A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition from PostgreSQL's
-# planner, so that PostgreSQL finds the tasks by id, and does not read the index of all running tasks.
+# A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition on `status` from
+# PostgreSQL's planner, so that PostgreSQL finds the tasks by id, and does not read the index of all running tasks.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)
@@ -42,8 +42,8 @@ RETURNING task_id
 
 
 async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUID]:
-    """Write the reports, at most one for each step. Returns the tasks whose report was written. For any other task, the
-    lease is lost.
+    """Write the reports, at most one for each step. Returns the tasks whose report was written. If a task of the
+    reports is not returned, its lease is lost.
     """
     rows = await connection.fetch(
         PROGRESS,

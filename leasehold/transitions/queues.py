@@ -1,4 +1,4 @@
-"""Operators pause and resume queues."""
+"""Pauses and resumes queues, when an operator asks for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from leasehold.db.database import Connection
 
 # While a queue is paused, workers acknowledge its hints (messages that tell workers of due tasks) without a claim. So
 # when the queue is resumed, this statement writes new hints for the first 1000 due tasks, by priority and then by age.
-# Polls find the other due tasks.
+# Polls find the other due tasks. Queues of external workers (`ext:`) get no hints.
 _HINT_AGAIN = f"""
 -- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -31,7 +31,7 @@ async def pause(connection: Connection, queue: str, reason: str) -> None:
 
 
 async def resume(connection: Connection, queue: str) -> list[Announcement]:
-    """Resume the queue: workers claim its tasks again. Returns hints to be published."""
+    """Resume the queue: workers claim its tasks again. Returns the new hints, which the caller publishes."""
     async with connection.transaction():
         if not await connection.fetchval("DELETE FROM paused_queue WHERE queue = $1 RETURNING true", queue):
             return []

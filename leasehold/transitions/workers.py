@@ -1,5 +1,5 @@
-"""Registers workers, tracks their presence (a lock of each worker's session), and elects the worker that leads a role
-(the sweeper, the exporter).
+"""Registers workers, tracks their presence (an advisory lock that each worker's database session holds), and elects the
+worker that leads a role (the sweeper, the exporter).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from leasehold.db.database import Connection, row_count
 #: The advisory lock that a living worker holds (its presence) has two keys. This is the first key. It may be any number
 #: that no other lock has. The second key is the worker's `presence_key`.
 PRESENCE = 7_305
-#: A worker's row names its handlers if it has at most this many.
+#: A worker with more handlers than this has none of them in its row.
 MAX_HANDLERS = 1000
-#: The handlers of ended workers are kept for this many days, and at most this many handlers. They show when a worker
-#: last had the code of a step.
+#: The table `known_handler` has the handlers of ended workers. They show when a worker last had the code of a step. A
+#: handler is kept for _REMEMBERED_DAYS, and at most _MAX_REMEMBERED handlers are kept.
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
@@ -43,10 +43,10 @@ async def register(
     """Register a worker, if it is not registered. Returns its presence key. `slots`: how many attempts the worker runs
     at once for each of `queues`, in the same order. `pool`: the group of workers that an autoscaler scales together.
     `handlers`: the `pipeline.step` of each step that the worker has code for. If there are more than MAX_HANDLERS, none
-    is recorded. `draining`: the worker claims no more tasks. A registered worker that drains goes on to drain, even if
-    `draining` is False.
+    is recorded. `draining`: the worker claims no more tasks. If the worker is registered and its row says that it
+    drains, it still drains, even if `draining` is False.
 
-    A worker with a new row does not count as present before `appear`.
+    A worker with a new row does not count as present before it calls `appear`.
     """
     key: int = await connection.fetchval(
         "INSERT INTO worker (id, present, host, pid, version, queues, slots, pool, handlers, draining)"
@@ -103,12 +103,13 @@ WHERE t.id = own_task.id
 
 
 async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float) -> None:
-    """If the worker has not been on this incarnation of the server, extend each of its leases to `lease_seconds` from
-    now.
+    """If the worker has not yet recorded this incarnation of the server, extend each of its leases to `lease_seconds`
+    from now.
 
-    Call this before `appear` and `record_alive`, which record the incarnation. Until then, a lease of the worker counts
-    as passed only ten seconds after its end (LEASE_HAS_PASSED). From then on, the worker has no such extra time. But it
-    still needs a moment to renew the leases of its tasks, and to release the tasks that it does not hold any more.
+    Call this before `appear` and `record_alive`, which record the incarnation. Before the record, a lease of the worker
+    counts as passed only ten seconds after its end (LEASE_HAS_PASSED). After the record, the worker has no such extra
+    time. But it still needs a moment to renew the leases of its tasks, and to release the tasks that it does not hold
+    any more.
     """
     await connection.execute(_KEEP_LEASES, worker, timedelta(seconds=lease_seconds))
 
@@ -149,8 +150,9 @@ async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
-# SQL: remember the handlers of deleted workers. The CTE `ended` has these workers, with `handlers` and `seen_at`. The
-# rows are written in the order of their names, because otherwise two workers that end at the same time could deadlock.
+# SQL, the end of a statement that deletes workers: remember their handlers. The statement's CTE `ended` has the deleted
+# workers, with `handlers` and `seen_at`. The rows are written in the order of their names, because otherwise two
+# workers that end at the same time could deadlock.
 _REMEMBER_HANDLERS = """INSERT INTO known_handler (name, seen_at)
 SELECT h.name, max(ended.seen_at) FROM ended CROSS JOIN unnest(ended.handlers) AS h(name)
 GROUP BY h.name ORDER BY h.name
@@ -188,8 +190,8 @@ WHERE w.present AND NOT {_IS_PRESENT}
 """
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
-#: the owner gets ten more seconds to renew or release the lease. So a failover loses no task.
-#: PostgreSQL could turn an EXISTS here into a hash table of all workers; this query finds one worker by its key.
+#: the owner gets ten more seconds to renew or release the lease. So a failover loses no task. The subquery finds one
+#: worker by its key. An EXISTS in its place could make PostgreSQL build a hash table of all workers.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
         SELECT w.incarnation <> {INCARNATION} FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)"""
@@ -208,7 +210,7 @@ def owner_is_dead(owners: str) -> str:
 
 async def dead(connection: Connection) -> list[UUID]:
     """Workers that were present and whose session has ended. If such a worker is alive after all, no harm is done. When
-    another worker claims a task, the epoch rises, and a write with the old epoch changes nothing.
+    another worker claims its task, the task's epoch rises, and a write with the old epoch changes nothing.
     """
     return [row["id"] for row in await connection.fetch(DEAD)]
 
@@ -269,7 +271,7 @@ async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bo
 
 
 async def take_lead(connection: Connection, role: str, owner: UUID, ttl: float) -> None:
-    """Become the leader of `role` for the next `ttl` seconds, whoever leads now."""
+    """Become the leader of `role` for the next `ttl` seconds, even if another process leads now."""
     await connection.execute(
         "INSERT INTO leadership (role, owner, until) VALUES ($1, $2, clock_timestamp() + $3::interval)"
         " ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until",

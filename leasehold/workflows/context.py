@@ -130,8 +130,8 @@ class Context:
     @overload
     def wait_for(self, name: str, model: type[T], /, *, timeout: timedelta | float | None = None) -> Pending[T]: ...
     def wait_for(self, name: str, model: Any = Any, /, *, timeout: timedelta | float | None = None) -> Pending[Any]:
-        """Wait for the signal `name`. A signal that came before the wait counts, too. Awaiting the call gives the
-        signal's payload, checked against `model`. It raises TimeoutError when `timeout` has passed.
+        """Wait for the signal `name`. A signal that came before the wait also ends the wait. Awaiting the call gives
+        the signal's payload, checked against `model`. It raises TimeoutError when `timeout` has passed.
 
         It raises SignalInvalid if the payload does not fit `model`. In this case catch the error, and wait again. Such
         a payload usually came before the wait, because during the wait the API refuses a payload that does not fit.
@@ -181,8 +181,8 @@ class Context:
 
     def now(self) -> datetime:
         """The time in UTC of the newest result in this branch: of a step, a run, a sleep, a wait for a signal, or
-        `ctx.call`. Failures and timeouts count. Before the first result it is the start of the run. A replay gives the
-        same time. Starting another run does not move this time, nor does a cancel.
+        `ctx.call`. Failures and timeouts also count as results. Before the first result it is the start of the run. A
+        replay gives the same time. Starting another run does not move this time, nor does a cancel.
         """
         # The journal's instants are texts of PostgreSQL, perhaps in another time zone, because a pooler may drop the
         # session's setting, and earlier releases did not set it.

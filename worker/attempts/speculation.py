@@ -1,4 +1,4 @@
-"""Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
+"""Speculative execution: while an attempt publishes its outputs, the worker already runs the next isolated steps.
 
 So the next step does not wait for the uploads of the previous step. It starts before any attempt holds its lease. This
 is safe, because an isolated step is a function of its files and parameters, and changes nothing outside its directory.
@@ -76,9 +76,10 @@ class Speculation:
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
         """Whether this speculation does exactly the work of the attempt, with the same parameters and inputs."""
-        # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
-        # `handler`), with the time limit of the declared step (no `timeout_seconds`). For a file that the client has
-        # uploaded, `source.sha256` is None. Then compare with the digest of the bytes that the earlier step has read.
+        # A speculation begins before the first claim of the step, so only the attempt of that claim (epoch 1) may use
+        # it. It runs the code of the pipeline itself (no `handler`), with the time limit of the declared step (no
+        # `timeout_seconds`). For a file that the client has uploaded, `source.sha256` is None. Then compare with the
+        # digest of the bytes that the earlier step has read.
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None

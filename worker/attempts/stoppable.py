@@ -38,12 +38,12 @@ class StoppableWork(Generic[_Result]):
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._set_end)
 
     async def result(self) -> _Result:
-        """Wait for the work, and return or raise what the work does. If the work is given up, raises CancelledError,
+        """Wait for the work, and return its result or raise its error. If the work is given up, raises CancelledError,
         and `task` is not done.
 
-        If the caller is cancelled, this method stops the work, and waits for its end. It still returns or raises what
-        the work does, so that the caller can settle the result. But a settlement waits without limit while PostgreSQL
-        is away. So the caller is cancelled again after `_SETTLE_SECONDS`.
+        If the caller is cancelled, this method stops the work, and waits for its end. It still returns the work's
+        result or raises its error, so that the caller can settle the attempt. But a settlement waits without limit
+        while PostgreSQL is away. So the caller is cancelled again after `_SETTLE_SECONDS`.
         """
         try:
             await self._end

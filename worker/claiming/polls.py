@@ -28,10 +28,10 @@ class Polls:
     async def claim(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
-        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: the poll
-        leaves out a `pending` task until it has been due for this many seconds, because its message (hint) may still
-        come. `rooms`: how many more tasks each tenant may get. `rooms.others_overdue`, if set: a
-        shorter `overdue` for tenants that run nothing in this slot pool.
+        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: the poll leaves out a
+        `pending` task until it has been due for this many seconds, because its message (hint) may still come. `rooms`:
+        how many more tasks each tenant may get. If `rooms.others_overdue` is set, it is a shorter `overdue` for tenants
+        that run nothing in this slot pool.
         """
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(

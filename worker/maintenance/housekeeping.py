@@ -1,9 +1,9 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. A turn handles a batch of units, and deletes the objects of
-several units at the same time. If the store refuses to delete a unit's objects, the duty sets the unit aside (table
-`quarantine`) and goes on with the other units. It tries the unit again later. No turn holds a database connection while
-it waits for the store.
+A unit is a job, an upload, or a row of another kind. Each housekeeping duty works in turns. A turn handles a batch of
+units, and deletes the objects of several units at the same time. If the store refuses to delete a unit's objects, the
+duty sets the unit aside (table `quarantine`) and goes on with the other units. It tries the unit again later. No turn
+holds a database connection while it waits for the store.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _BATCH = 100
 #: After this many full batches of jobs, retention begins again with the jobs that expired first. Some of them had to
 #: stay at the earlier turns, but may be deleted now.
 _BATCHES_IN_A_PASS = 100
-#: The objects of this many units of a batch are deleted at once. The process has 50 connections to the store, which the
-#: worker's attempts use, too.
+#: The objects of this many units of a batch are deleted at the same time. The process has 50 connections to the store,
+#: which the worker's attempts use, too.
 _UNITS_AT_ONCE = 20
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
@@ -91,8 +91,8 @@ class Housekeeping:
         return partial(self.tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
 
     async def tidy(self, statement: Callable[[Connection], Awaitable[bool | None]]) -> float | None:
-        """Run the statement of a duty, which returns True if more rows may be due. Returns the pause to the next turn;
-        None: the usual pause.
+        """Run the statement of a duty. The statement returns True if more rows may be due. This method returns the
+        pause to the next turn; None: the usual pause.
         """
         async with self._connections() as connection:
             return NEXT_BATCH_SECONDS if await statement(connection) else None
@@ -163,7 +163,7 @@ class Housekeeping:
 
         Returns the pause to the next turn; None: the usual pause, because this turn had no units, or because the store
         refused each of them. (If the store refuses every unit, frequent turns would soon set all units aside.) Raises
-        StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is away.
+        StoreUnavailable if the store is away, and one of the errors in TRY_AGAIN if the database is away.
         """
         deleted, refused, outage = await self._delete_objects(units, delete)
         if deleted or refused:

@@ -1,5 +1,6 @@
-"""Finds the adapter for the user's connection. The platform submits runs through the adapter. This module imports no
-driver, because the user's program has already loaded the driver of its connection.
+"""Finds the adapter for the user's connection to PostgreSQL. An adapter is an object through which the platform submits
+runs on a connection of one driver. This module imports no driver, because the user's program has already loaded the
+driver of its connection.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: The files of the step `resize` from which later steps may start, the best first. There is at most one lossless
-#: master. Without a master, later steps start from the JPEG.
+#: The files of the step `resize` from which the step `webp` may start, the best first, each with its content type. The
+#: JPEG always exists. If JPEG cannot hold the picture, there is also one lossless file (a master).
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 

@@ -158,6 +158,8 @@ class _OperationAttempt:
         self._pipelines_to_take = frozenset(pipelines)
 
     def _leave(self) -> LeftToOthers:
+        # A worker with the code of this handler makes the operation due at once, and acts on the left jobs. If there is
+        # no such worker, the operation runs again after _LEFT_SECONDS.
         handler = self._progress.left[0].handler
         return LeftToOthers(timedelta(seconds=_LEFT_SECONDS), self._progress.note(), handler=handler)
 
@@ -338,8 +340,8 @@ class _OperationAttempt:
     # --- the canary
 
     async def _may_go_on(self) -> bool:
-        """Whether the operation may act on the next batch. If not, it must wait until all canary jobs have ended. Jobs
-        that a retry made run again must also have succeeded.
+        """Whether the operation may act on the next batch. If not, it must wait until all canary jobs have ended. If
+        the operation retries jobs, the canary jobs must also have succeeded.
 
         Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. If a person
         then retries the operation, it goes on without a canary.

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
-# would compare each task of a batch with each job, because the planner expects a CTE to return one row.
+# The job's columns that a claim returns, among them `event_seq` (the number of the job's newest event) and `gated` (the
+# job has concurrency limits). PostgreSQL reads them once, when it locks the job. A second join with the job would
+# compare each task of a batch with each job, because the planner expects a CTE to return one row.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
 #: The job's columns in the CTE `job_tasks`: the columns above, and `single_task`, which is the id of the job's task if
@@ -15,8 +16,8 @@ _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "param
 _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
 #: Column -> the expression that computes it from the table `job`. The claim reads all other columns as the table has
-#: them. `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
-#: `grace_seconds` is the rest of the grace (the time that a cancelled attempt has to stop).
+#: them. `cancelling`: the job is being cancelled. Of such a job, only a workflow can be claimed, so that its code sees
+#: the cancel. Then `grace_seconds` is the rest of the grace (the time that a cancelled attempt has to stop).
 _EXPRESSION_OF_COLUMN = {
     "cancelling": "j.status = 'cancel_requested'",
     "grace_seconds": "CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds"
@@ -72,7 +73,8 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
 # the UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then
 # PostgreSQL checks the condition of the UPDATE on the newest version of the row. Therefore the condition must test the
 # row `t` itself, because `job_tasks` has the row only as it was when the statement began. The UPDATE leaves out a task
-# that has started or stopped running since the statement began, because the counts below depend on `was`.
+# that has started or stopped running since the statement began, because the counts below depend on `was`. `is_last`: no
+# other task waits for the end of this task. `waited`: for how many seconds the task has been due.
 #
 # The first claim of a job's single task writes no event, because the view `history` derives the event from the task.
 # The event's number (`claim_seq`) is the job's next number. Until this claim the job has no other task, so no other

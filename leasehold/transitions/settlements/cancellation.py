@@ -11,9 +11,10 @@ from leasehold.transitions.endings import END_CANCELLED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
-# When none of the job's steps is leased any more, the fragment END_CANCELLED_JOBS ends the job. The fragment reads
-# `stopped_steps`, and adds `advanced_jobs`, a row for each job of these steps. `settled` is also true if an earlier
-# try, whose answer was lost, has stopped the step.
+# HELD_IN_CANCELLED_JOB adds the CTEs `lease_batch` (the given leases) and `held` (the tasks that are still held under
+# these leases, in jobs that are being cancelled). When none of the job's steps is leased any more, the fragment
+# END_CANCELLED_JOBS ends the job. The fragment reads `stopped_steps`, and adds `advanced_jobs`, a row for each job of
+# these steps. `settled` is also true if an earlier try, whose answer was lost, has stopped the step.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
 WITH {HELD_IN_CANCELLED_JOB}, stopped_steps AS (
     -- Writes only tasks that pass the guard (guard.py).
@@ -31,7 +32,8 @@ LEFT JOIN advanced_jobs e ON e.id = s.job_id AND e.status = 'cancelled'
 
 
 async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> cancelled, in a job that is being cancelled. The job ends when the last of its leased steps has ended.
+    """Mark running tasks as cancelled, in jobs that are being cancelled. A job ends when the last of its leased steps
+    has ended.
 
     A lease of a job that is not being cancelled changes nothing, and its verdict is LOST.
     """

@@ -25,9 +25,10 @@ from leasehold.transitions.settlements.guard import (
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
-# A workflow waits with the status `waiting`. The column `news` counts the signals that have come for it, and its steps
-# that have ended. `wake_at` is a count, too: when `news` reaches `wake_at`, the workflow is due. While the workflow
-# runs, a completion only raises `news`. `suspend` later compares `news` with the count that the worker has read.
+# A workflow waits with the status `waiting`. The column `news` counts the signals that have come for the workflow, and
+# its steps that have ended. `wake_at` is a number of news: when `news` reaches `wake_at`, the workflow is due. While
+# the workflow runs, a completion only raises `news`. `suspend` later compares `news` with the count that the worker has
+# read.
 
 #: A count that `news` never reaches. COMPLETE writes it in place of a `wake_at` of NULL if the workflow is not due. The
 #: reason: in the row that its UPDATE returns, NULL means that the workflow is due now.
@@ -250,9 +251,11 @@ COMPLETE_LAST = f"""-- complete_last
 async def complete(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
 ) -> Settled:
-    """running -> succeeded. Unblocks the steps that need the task, and writes their hints. The last step ends the job.
+    """Mark running tasks as succeeded. Unblock the steps that need them, and write hints for these steps. The last step
+    of a job ends the job.
 
-    With `terms`, each completion with `claim_next` claims one of the steps that it unblocks: blocked -> running.
+    With `terms`, each completion with `claim_next` also claims a step that it unblocks, if such a step may be claimed.
+    The step then goes from blocked to running without a hint.
     """
     if all(completion.is_last and not completion.outputs for completion in completions):
         return await _complete_last(connection, completions, terms)

@@ -13,9 +13,9 @@ from leasehold.transitions.settlements.records import Failure, Settled
 #: A task fails when this many of its attempts have crashed their child process.
 MAX_CRASHES = 2
 
-# This statement only locks. FAIL runs after it in the same transaction. FAIL may end a job with all its steps, so it
-# must see all of them. But a statement that waits for a lock keeps its old snapshot. If FAIL itself waited, it would
-# not see the parts that another step has fanned out meanwhile.
+# This statement only locks. FAIL runs after it in the same transaction. FAIL may end a job with all its steps, so FAIL
+# must see all steps. But a statement that waits for a lock keeps the snapshot of its start. If FAIL itself waited, it
+# would not see the parts that another step has fanned out meanwhile.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j
@@ -77,8 +77,8 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.pri
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry if the failure is retryable and attempts are left. Otherwise running -> failed, and the job also
-    fails.
+    """If the failure is retryable and attempts are left, the task goes from running to retry. Otherwise the task goes
+    from running to failed, and the job also fails.
 
     Exception: if a workflow started the step, the job does not fail. The statement wakes the workflow, and the
     workflow's code decides what follows.

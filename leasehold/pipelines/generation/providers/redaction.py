@@ -14,7 +14,7 @@ from leasehold.pipelines.generation.wrapped import Wrapped
 
 #: A URL with a query or a fragment. Group 1 is the URL without them.
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
-#: Parts of a credential with fewer characters are not hidden, because they also occur in harmless text.
+#: A part of a credential that has fewer characters than this is not hidden, because it also occurs in harmless text.
 _MIN_PART_CHARACTERS = 4
 #: A message is cut to this length, because the time of the search for URLs may grow with the square of the length.
 _MAX_CHARACTERS = 2000

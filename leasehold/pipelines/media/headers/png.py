@@ -7,7 +7,7 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-MAX_CHUNKS = 100_000  # encoders write chunks of 8 KiB, so a file of 32 MiB has 4096
+MAX_CHUNKS = 100_000  # far more than real files have: encoders write chunks of 8 KiB, so 32 MiB are 4096 chunks
 
 _FIRST_CHUNK = 8  # the position of the first chunk: after the signature
 

@@ -35,7 +35,9 @@ def read(data: bytes) -> Header:
 
 
 def _size(kind: bytes, data: bytes, body: int) -> tuple[int, int]:
-    """The size that a chunk names: of the canvas, a bitstream, or a frame with its offset. Other chunks: (0, 0)."""
+    """The size that a chunk declares: of the canvas, of a bitstream, or of a frame plus the frame's offset. A chunk
+    that declares no size gives (0, 0).
+    """
     if kind == b"VP8X":
         return _uint24(data, body + 4) + 1, _uint24(data, body + 7) + 1
     if kind == b"VP8 ":
