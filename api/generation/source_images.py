@@ -152,7 +152,8 @@ class _Form:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
         file_name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
-        # A hash, because a tenant's name may have characters that an object's key cannot have.
+        # The key has a hash of the tenant's name, because the name may have characters that an object's key cannot
+        # have.
         tenant_hash = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
         key = f"sources/{tenant_hash}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():

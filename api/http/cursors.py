@@ -1,8 +1,9 @@
-"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It consists of the row's id, of an
-instant and the id, of a name and a version, or of two texts of the row. A cursor contains no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It consists of values of that row.
+Which values depends on the list: the id, an instant and the id, a name and a version, or two texts. A cursor contains
+no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
-Cursors of earlier releases are valid, too. Any other text is refused with `invalid_cursor`.
+Cursors of earlier releases are also valid. Any other text is refused with `invalid_cursor`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_CHARACTERS = 200
 #: The longest cursor of two texts, in characters. A concurrency limit has the longest texts: 400 bytes of UTF-8 for its
 #: tenant and 2,141 for its key, together 2,541 (fleet/operators.py).
 _MAX_TEXTS_CHARACTERS = 3392
-_ID_BYTES, _INSTANT_BYTES = 16, 8
+_ID_BYTES, _INSTANT_BYTES = 16, 8  # an instant is a number of microseconds since 1970
 #: Bytes of a version, and of a name. The longest name of a template has 63 bytes.
 _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -18,7 +18,7 @@ from leasehold.kinds.job_kinds import JobKind
 from leasehold.security.egress import shown_host
 from leasehold.transitions.jobs import client_queue
 
-#: At most this many outputs of an answer have a link, because each link is signed anew.
+#: At most this many outputs of an answer have a link, because signing the links takes time for each answer.
 MAX_LINKS = 100
 #: The states of a step that waits to run.
 _WAITING = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)

@@ -2,12 +2,12 @@
 has confirmed them. The process that committed the hints publishes them immediately. The relay (a loop of each worker)
 publishes the hints that this process did not publish.
 
-One hint has a row of `outbox`. Several hints of one submission have a common row of `outbox_batch` (a batch), which is
-deleted once the broker has confirmed all these hints. If hints stay unconfirmed too long, the relay turns the batch
-into rows of `outbox`.
+If a submission has one hint, the hint has a row of `outbox`. If it has several hints, all of them have one row of
+`outbox_batch` (a batch), which is deleted once the broker has confirmed all its hints. If hints stay unconfirmed too
+long, the relay turns the batch into rows of `outbox`.
 
-Order and duplicates do not matter, so the relay needs no cursor. It takes rows by time, publishes their hints, and
-deletes the rows once the broker has confirmed the hints.
+Neither the order of hints nor duplicates matter, so the relay does not record how far it has come. It takes rows by
+time, publishes their hints, and deletes the rows once the broker has confirmed the hints.
 """
 
 from __future__ import annotations

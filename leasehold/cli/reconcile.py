@@ -39,9 +39,9 @@ _AT_ONCE = 16
 #: How many examples a finding has at most.
 EXAMPLES = 20
 
-# Outputs of jobs past their retention are left out, because their objects may be deleted already. After a restore, a
-# retention may have ended between the backup and now. $1 and $2: the task and the name of the last row that was read.
-# $3: at most this many rows are returned.
+# The outputs that rows name. Outputs of jobs past their retention are left out, because their objects may be deleted
+# already. (After a restore, there are rows of jobs whose retention has ended since the backup.) $1 and $2: the task and
+# the name of the last row that was read. $3: at most this many rows are returned.
 _OUTPUTS = f"""
 SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
 WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3
@@ -57,7 +57,7 @@ UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
 
 class SuspiciousBucket(LeaseholdError):
     """More objects are orphaned than owned, or the installation is a cell (one of several that share the tenants). In
-    either case another installation may use the bucket, too.
+    either case another installation may also use the bucket.
     """
 
 
@@ -201,7 +201,9 @@ async def _check_rows(
 async def _orphaned_objects(
     connection: Connection, store: ObjectStore, sections: Sequence[_Section], result: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """Yield the orphaned objects in batches of (key, size). Count all, the owned and the young objects in `result`."""
+    """Yield the orphaned objects in batches of (key, size). Count in `result` all objects, the owned and the young
+    ones.
+    """
     for section in sections:
         batch: list[tuple[UUID | str, Stored]] = []
         async for stored in store.list(section.prefix):

@@ -36,7 +36,7 @@ from leasehold.domain.ids import id_of_instant
 from leasehold.domain.job_filter import JobFilter, Range
 from leasehold.domain.states import JobState
 
-#: The most rows that one page reads, and the most jobs whose payload or texts it searches.
+#: The most rows that one page reads, and the most jobs whose payloads or texts one page searches.
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: The most rows that a page reads if its filter names a queue. No index finds finished jobs by their queue, because
 #: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
@@ -78,6 +78,7 @@ class Scope:
 
     @property
     def has_everything(self) -> bool:
+        # True: the caller may see every job of `tenant_id`, so a statement needs no condition on pipelines.
         return self.runs and set(self.pipelines) == set(self.owned)
 
 
@@ -140,6 +141,7 @@ class Listing:
         pipelines_with_text: Sequence[str] | None = None,
         ids_are_texts: bool = False,
     ) -> None:
+        # Makes the same listing, with other values of the last two parameters.
         self._copy_with = partial(Listing, scope, job_filter, before, bound=bound, max_read=max_read)
         self._ids_are_texts = ids_are_texts
         self._pipelines_with_text = pipelines_with_text
@@ -194,8 +196,8 @@ class Listing:
         return min(MAX_SEARCHED, jobs) if self._filter.payload or self._filter.texts else jobs
 
     def page(self, limit: int) -> Statement:
-        """At most `limit` + 1 jobs. `walked`: the number of the job in the walk. If the walk ended before the page was
-        full, the last row has `walked` = max_walked + 1. This is the job at which the walk ended; it was not checked.
+        """At most `limit` + 1 jobs. `walked`: the job's number in the walk. If the walk ended before the page was full,
+        the last row has `walked` = max_walked + 1. Its job is the one at which the walk ended, and was not checked.
         """
         return self._select("job_list", COLUMNS, limit)
 
@@ -282,7 +284,8 @@ class Listing:
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head). The driver
         is the first of these terms that the filter has: a job's id, a worker, a schedule. If the filter has none of
-        them, `_driver_of_tenant` chooses the driver. For all tenants together, the walk then goes over all jobs.
+        them, a listing of one tenant gets its driver from `_driver_of_tenant`, and a listing of all tenants walks over
+        all jobs.
         """
         job_filter = self._filter
         if self.job_id is not None:
@@ -492,10 +495,10 @@ _IS_JOB = """
 SELECT EXISTS (SELECT 1 FROM job WHERE id = $1 AND ($2::text IS NULL OR tenant_id = $2))
 """
 
-# The names of a tenant's pipelines, and whether each name contains the text. The recursion finds each name by one probe
-# of an index. The condition of a search (`_conditions_on_other_rows`) joins a run's pipeline and its template, which
-# have the same name, with a space. So this statement searches in "name name", because the text may match across the
-# space.
+# The names of a tenant's pipelines, and whether each name contains the text. $1 the tenant, $2 the text. The recursion
+# finds each name by one probe of an index. The condition of a search (`_conditions_on_other_rows`) joins a run's
+# pipeline and its template, which have the same name, with a space. So this statement searches in "name name", because
+# the text may match across the space.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (

@@ -46,7 +46,7 @@ class Health:
 
     def __init__(self) -> None:
         self._turned_at: float | None = None
-        self.is_ready = False
+        self.is_ready = False  # what /readyz answers
 
     def record_turn(self) -> None:
         """Record that the main loop has just made a turn."""
@@ -96,6 +96,7 @@ def listen(host: str, port: int, health: Health | None, *, has_metrics: bool = T
 
         def server_bind(self) -> None:
             if family == socket.AF_INET6:
+                # If the host is ALL, the socket also accepts connections over IPv4.
                 self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != ALL)
             super().server_bind()
 

@@ -17,13 +17,14 @@ from leasehold.workflows.pending import Pending
 
 
 class Branch(Pending[Any]):
-    """A coroutine, and how far it has come. A branch is also a Pending, whose result is what the coroutine returns or
-    raises.
+    """A coroutine, and how far it has come. A branch is also a Pending (something that a workflow can await). Its
+    result is what the coroutine returns or raises.
 
     `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
     result that the coroutine has got. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (a call
     of the context) that the coroutine awaits now. `has_awaited`: whether the coroutine has ever awaited a Pending.
-    `cancelled`: whether Cancelled was raised in the coroutine.
+    `cancelled`: whether Cancelled was raised in the coroutine. `gather_count`, `uuid_count`, `random_count`: how many
+    times the coroutine has called `gather`, `uuid` and `random` of the context.
     """
 
     __slots__ = (

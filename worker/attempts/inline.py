@@ -1,4 +1,5 @@
-"""Runs attempts at inline steps. An `async def` handler runs in the worker's event loop, a plain function in a thread.
+"""Runs attempts at inline steps. An `async def` handler runs in the worker's event loop. A plain function runs in a
+thread.
 
 The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
 """
@@ -100,7 +101,7 @@ class InlineAttempt:
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
         self.used_directory = False
-        self._log_source = attempt_logs.source()  # the LogAndStream of this attempt
+        self._log_source = attempt_logs.source()  # has the recorder of this attempt's log lines and chunks
 
     @property
     def pipeline(self) -> Pipeline:
@@ -320,7 +321,7 @@ class InlineAttempts:
         self._threads = Threads(settings.worker_threads, on_most_stuck)
         self.workflows = Workflows(settings, pool, store, journals, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
-        self._plain: dict[tuple[str, str], bool] = {}  # by pipeline and step
+        self._plain: dict[tuple[str, str], bool] = {}  # (pipeline, step) -> the answer of `_is_plain`
 
     def close(self) -> None:
         """Call this when no attempt runs any more."""

@@ -87,7 +87,7 @@ class _Slot:
     def __init__(self, pool: SlotPool, tenant: str) -> None:
         self._pool = pool
         self._tenant = tenant
-        self._is_down: Callable[[], bool] | None = None
+        self._is_down: Callable[[], bool] | None = None  # the argument of `rest_while`: True while the slot must rest
         self._waiting = 0  # how many calls of the attempt wait for threads now; a workflow may make several at once
         self._is_lent = False  # another attempt may use the slot, because this attempt only waits
 
@@ -279,8 +279,8 @@ class SlotPool:
     async def _follow(self, delivery: Delivery) -> None:
         """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint.
 
-        After an unforeseen error of the claim or of the attempt, this method ACKs the hint, too, because the broker
-        limits the unacknowledged hints of this worker, and the hint would keep its place among them. The task is not
+        This method also ACKs the hint after an unforeseen error of the claim or of the attempt. Otherwise the hint
+        would count for ever among the unacknowledged hints of this worker, which the broker limits. The task is not
         lost. If it is claimed, the sweeper frees it when its lease has expired, and writes a new hint; otherwise a poll
         finds the task. But a hint whose claim or attempt is cancelled stays unacknowledged, so the broker redelivers it
         when this worker's connection closes.
@@ -323,8 +323,8 @@ class SlotPool:
         await self._continue(next_step, slot)
 
     async def _continue(self, claimed: Claimed | None, slot: _Slot) -> None:
-        """Run the job's next steps in the same slot. `claimed`: the next step, which the settlement of the step before
-        has claimed. Returns when a settlement has claimed no further step, and the slot has rested if it must.
+        """Run the job's next steps in the same slot. `claimed`: the next step, which the settlement of the previous
+        step has claimed. Returns when a settlement has claimed no further step, and the slot has rested if it must.
         """
         while claimed is not None:
             claimed = await self._run(claimed, "next", None, slot)
@@ -447,7 +447,7 @@ class SlotPool:
 
     @property
     def _is_crowded(self) -> bool:
-        # Attempts whose slots are lent count, too, because their hints are unacknowledged.
+        # Attempts whose slots are lent also count, because their hints are unacknowledged.
         return bool(self._hints) or len(self._attempts) >= max(1, _CROWDED * self.slots)
 
     def _keep_next_slot(self, *, keeps: bool) -> None:

@@ -63,14 +63,15 @@ class Takeover:
         self._pool = pool
         self._leadership = leadership
         self._announcer = announcer
-        #: The workers that were dead at the last turn. duties.py reads this attribute, too.
+        #: The workers that were dead at the last turn. duties.py also reads this attribute.
         self.dead: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 
     async def turn(self) -> float | None:
         """Renew the leadership. If this worker leads, end the leases that have expired or whose owners are dead.
-        Returns 0, which means another turn immediately, if more leases may have expired.
+        Returns 0 if more leases may have expired, so that the next turn comes immediately. Otherwise returns None,
+        which means the usual pause.
         """
         async with self._pool.acquire() as connection:
             if await self._leadership.renew(connection) and await self._expire_leases(connection):

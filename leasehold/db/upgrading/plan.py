@@ -62,7 +62,8 @@ class Size:
 @dataclass(frozen=True, slots=True)
 class PlannedRevision:
     """A pending revision. `narrows`: why older code may fail after the revision. It is empty if the revision only adds.
-    `beside_old_code`: what its docstring says about older code that still runs.
+    `beside_old_code`: what the revision's docstring says about older code that still runs. `transactions`: the
+    revision's statements, by transaction.
     """
 
     schema: str

@@ -81,7 +81,9 @@ async def register(
     file_name: str,
     lifetime: timedelta,
 ) -> None:
-    """(new) -> INIT. Housekeeping deletes an upload that is not completed within `lifetime`."""
+    """Write the row of a new picture, with the status INIT. Housekeeping deletes an upload that is not completed within
+    `lifetime`.
+    """
     await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lifetime)
 
 
@@ -98,8 +100,8 @@ async def extend_upload(connection: Connection, tenant_id: str, key: str, second
 async def complete_upload(
     connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
 ) -> Submitted | None:
-    """INIT -> UPLOADED, and submit the job, in the caller's transaction. If several callers try this at once, exactly
-    one of them succeeds.
+    """Change the status from INIT to UPLOADED, and submit the job, in the caller's transaction. If several callers try
+    this at once, exactly one of them succeeds.
 
     Returns None if the row is no longer INIT (read the row to see why), is expired, or belongs to another tenant.
     """
@@ -116,7 +118,8 @@ async def refuse_upload(
     error: Mapping[str, Any],
     keep: timedelta,
 ) -> bool:
-    """INIT -> FAILED, because the object can never be processed. Returns False if the row is no longer INIT.
+    """Change the status from INIT to FAILED, because the object can never be processed. Returns False if the row is no
+    longer INIT.
 
     `error`: {code, message, retryable}. Housekeeping deletes the row and the object after `keep`.
     """
@@ -136,9 +139,9 @@ class Deleted:
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
-    """Any state -> deleted, in the caller's transaction. From now on requests no longer find the picture. Its job is
-    cancelled. Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes the
-    picture. Returns None if the tenant has no such picture.
+    """Mark the picture as deleted, whatever its status, in the caller's transaction. From now on requests no longer
+    find it. Its job is cancelled. Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who
+    deletes the picture. Returns None if the tenant has no such picture.
     """
     row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
     if row is None:

@@ -34,7 +34,7 @@ class Operation(BaseModel):
     `at`: the time of the submission. The operation acts only on jobs that were created by this time, and a retry only
     on jobs that had also failed by this time. Ages in the filter are measured from this time. `of_tenant`: the tenant
     of the jobs; None: all tenants. `pipelines`: the operation may change only jobs of these pipelines. `runs`: the
-    operation may change runs, too. `pipelines` and `runs` follow from the scopes of the client's key. `payer_key`: the
+    operation may also change runs. `pipelines` and `runs` follow from the scopes of the client's key. `payer_key`: the
     quota key that is charged for retries. `canary`: the operation tries this many jobs first, and stops if they do not
     succeed; 0: it does not try any jobs first. `rate`: the operation acts on at most this many jobs a second.
     """

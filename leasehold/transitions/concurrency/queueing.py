@@ -39,9 +39,9 @@ class LimitedJob(Protocol):
 
 
 # $1 and $2: the tenants and keys of the limits. $3 and $4: their bounds (`at_most` jobs at once, `per_minute`
-# admissions). Returns the limits whose rows exist and need no change. Until the transaction ends, the lock keeps these
-# rows from being deleted, and nothing else. So admissions and other submissions do not wait for the lock. They must not
-# wait, because a user's transaction that submits (`submit_in`) may stay open for long.
+# admissions). Returns the limits whose rows exist and need no change. Until the transaction ends, the lock prevents the
+# deletion of these rows, but no other change. So admissions and other submissions do not wait for the lock. They must
+# not wait, because a user's transaction that submits (`submit_in`) may stay open for long.
 _KEEP_LIMITS = """
 -- gates_keep
 SELECT g.tenant_id, g.key
@@ -66,7 +66,7 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
 """
 
 # Locks the declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that
-# changes or lifts a declared limit waits until the followers are committed. Limits are sorted by the bytes of their
+# changes or withdraws a declared limit waits until the followers are committed. Limits are sorted by the bytes of their
 # names (COLLATE "C"), as Python sorts them. So all transactions lock them in one order, whatever the collation of the
 # database.
 _FOLLOWED = """
@@ -78,7 +78,8 @@ ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
 FOR SHARE OF g
 """
 
-# `tenant_id` and `key` name the limit; `owner` is the job's tenant.
+# Adds jobs to those that wait at limits. `tenant_id` and `key` name the limit, and `owner` is the job's tenant.
+# `ready_at`: the job may be admitted from this time on; NULL: now.
 _QUEUE_UP = """
 -- gates_queue_up
 INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, owner)
@@ -102,7 +103,7 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
 
 async def queue_up_again(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
     """Let held jobs wait at other limits than before. Before this call, the caller locks first the limits
-    (`lock_limits`) and then the jobs, because an admission locks in this order, too.
+    (`lock_limits`) and then the jobs, because an admission also locks in this order.
     """
     await connection.execute("DELETE FROM gate_job WHERE job_id = ANY($1::uuid[])", [job.id for job in jobs])
     await queue_up(connection, jobs)

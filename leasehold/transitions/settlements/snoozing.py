@@ -68,8 +68,9 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 
 
 async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting. The lease ends, the attempt does not count, and the note and the outputs are kept. If the
-    step's code asked to snooze, the step's earlier losses (attempts whose worker was lost) no longer count.
+    """The task goes from running to waiting. The lease ends, the attempt does not count, and the note and the outputs
+    are kept. If the step's code asked to snooze, the step's earlier losses (attempts whose worker was lost) no longer
+    count.
 
     In a job that is being cancelled, only a workflow can snooze, because its code must still see the cancel. Any other
     step of such a job gets the verdict LOST and does not change. The same holds for a lease that is not valid any more.

@@ -1,9 +1,9 @@
 """The provider fal, an outside service that makes images and videos, through its queue. The queue honours no
 idempotency token. It keeps a result for an hour, but a result of 10 KB or more only for six minutes.
 
-https://fal.ai/docs/api-reference/inference-api; for the states
-https://fal.ai/docs/documentation/model-apis/inference/queue; for the errors of a model
-https://fal.ai/docs/documentation/model-apis/errors
+The API: https://fal.ai/docs/api-reference/inference-api. The states:
+https://fal.ai/docs/documentation/model-apis/inference/queue. The errors of a model:
+https://fal.ai/docs/documentation/model-apis/errors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FILES = ("images", "image", "videos", "video")
 _NAMESPACES = frozenset({"workflows", "comfy"})
 #: A type of error of fal -> the platform's error code. Any other type gets the code `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: fal does not know the request. Any other answer that rejects a request for the result of an order comes from the
-#: model, and means that the order has failed.
+#: The status of an answer if fal does not know the request. Any other answer that rejects a request for the result of
+#: an order comes from the model, and means that the order has failed.
 _UNKNOWN = 404
 
 
