@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and must load neither a bro
     from leasehold.broker.base import Broker
     from leasehold.storage.store import ObjectStore
 
-#: PostgreSQL 15, as `server_version_num` counts versions.
+#: The oldest supported version: PostgreSQL 15, as `server_version_num` counts versions.
 OLDEST_POSTGRES = 150_000
 #: From PostgreSQL 16 on, a grant says whether the role inherits its rights. In earlier versions the role itself says
 #: so.

@@ -1,6 +1,5 @@
-"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. It consists of values of that row.
-Which values depends on the list: the id, an instant and the id, a name and a version, or two texts. A cursor contains
-no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url. Depending on the list, it has the row's
+id, an instant and the id, a name and a version, or two texts. A cursor contains no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
 Cursors of earlier releases are also valid. Any other text is refused with `invalid_cursor`.

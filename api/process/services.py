@@ -74,9 +74,9 @@ class Services:
     broker: Broker
     announcer: Announcer  # publishes hints (messages that tell workers of tasks) after commits
     submissions: Submissions  # writes runs of several requests together
-    keyring: Keyring
-    refusals: Refusals
-    bodies: Bodies
+    keyring: Keyring  # identifies the caller of a request by its key
+    refusals: Refusals  # records refused requests in the audit
+    bodies: Bodies  # reads request bodies, within one budget of memory
     tenant_requests: TenantRequests  # bounds how many requests of one tenant are under way at once
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
     url_checks: Turnstile  # bounds how many URLs of webhooks are checked at once
@@ -84,12 +84,12 @@ class Services:
     queues: QueueWatch  # long polls wait here for work in queues
     log_watch: LogWatch  # long polls wait here for log lines
     stream_watch: StreamWatch  # long polls wait here for chunks of streams
-    templates: Templates
+    templates: Templates  # finds templates, and checks payloads against them
     admission: Admission  # the checks and charges of every submission
     kinds: tuple[Kind, ...]
     job_kinds: JobKinds  # which pipelines belong to which kind of work, and which scopes a kind needs
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
-    files: Files
+    files: Files  # verifies the files that external workers have uploaded
     actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
     openid: OpenId | None  # None if people sign in only with API keys
     replica_reads: ReplicaReads | None  # None if all requests read from the primary

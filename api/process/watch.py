@@ -28,7 +28,7 @@ from leasehold.telemetry.outages import DATABASE
 INTERVAL = 0.15
 #: The loop spends at most this fraction of its time in queries, so that a slow database gets fewer queries.
 _QUERY_SHARE = 0.2
-#: The most keys of one query.
+#: The most keys (jobs or queues) of one query.
 _MAX_KEYS = 1000
 #: What a request waits for: the id of a job, or the name of a queue.
 _Key = TypeVar("_Key", UUID, str)
@@ -63,7 +63,9 @@ class _Watch(ABC, Generic[_Key]):
         """
 
     def _owner_of(self, key: _Key) -> str:  # noqa: ARG002 - for subclasses
-        """The owner of the key. The owners take turns if one query cannot read all keys."""
+        """The owner of the key. The owners take turns if one query cannot read all keys. By default all keys have one
+        owner.
+        """
         return ""
 
     @property

@@ -1,7 +1,7 @@
 """Converts the arguments of a task's function to JSON and back, by a pydantic model.
 
-Some functions have only one parameter, whose type is a pydantic model with a JSON object as its form. For such a
-function, this module uses that model. For any other function, it makes a model of the function's signature.
+If the type of a function's only parameter is a pydantic model whose JSON is an object, this module uses that model. For
+any other function, it makes a model of the function's signature.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Processes:
         try:
             kind, body = await process.call(call, partial(_report, attempt, process.pid))
             # `_watch` ends only after it has asked the process to stop. Such a process is not reused, because it would
-            # stop its next call, too.
+            # also stop its next call.
             is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:

@@ -177,7 +177,7 @@ WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at >
 RETURNING expires_at
 """
 
-# $1: the tenant, or NULL for all. $2: whether to list expired and revoked keys, too. $3: the page's size. $4: the id of
+# $1: the tenant, or NULL for all. $2: whether to list also expired and revoked keys. $3: the page's size. $4: the id of
 # the last key of the previous page. The row of this last key still exists, because no key is ever deleted.
 LIST = """
 SELECT * FROM (
@@ -317,7 +317,7 @@ async def list_keys(
 ) -> list[dict[str, Any]]:
     """The keys of the tenant (None: of all tenants), without their secrets. `state`: active, expired or revoked.
 
-    `ended`: whether to list expired and revoked keys, too. `at_most`: list at most this many keys; None: all. `after`:
+    `ended`: whether to list also expired and revoked keys. `at_most`: list at most this many keys; None: all. `after`:
     the id of the last key of the previous page.
     """
     return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most, after)]

@@ -45,7 +45,7 @@ class Health:
     """The health of a worker. The main loop writes it, and the threads of the listener read it for the probes."""
 
     def __init__(self) -> None:
-        self._turned_at: float | None = None
+        self._turned_at: float | None = None  # when the main loop last made a turn
         self.is_ready = False  # what /readyz answers
 
     def record_turn(self) -> None:

@@ -1,5 +1,5 @@
-"""The PostgreSQL server of a test session: started for the session, or named by a variable. Each test gets a copy of a
-migrated database.
+"""The PostgreSQL server of a test session. The session starts it, or an environment variable names a running one. Each
+test gets a copy of a migrated database.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MAX_SUMMARY = 500
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report of a step. `percent`: 0 to 100."""
+    """A report of the step that runs under `lease`. `percent`: 0 to 100. `summary`: a text for people."""
 
     lease: Lease
     percent: float

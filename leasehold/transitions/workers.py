@@ -11,7 +11,7 @@ from uuid import UUID
 from leasehold.db.database import Connection, row_count
 
 #: The advisory lock that a living worker holds (its presence) has two keys. This is the first key. It may be any number
-#: that no other lock has. The second key is the worker's `presence_key`.
+#: that no other advisory lock has. The second key is the worker's `presence_key`.
 PRESENCE = 7_305
 #: A worker with more handlers than this has none of them in its row.
 MAX_HANDLERS = 1000
@@ -20,10 +20,11 @@ MAX_HANDLERS = 1000
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the PostgreSQL server, given by the time at which it began. That is the server's last start,
-# or its last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics;
-# `stats_reset` shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their presence locks. A
-# failover changes the incarnation, because the standby started at another time than the primary.
+# An incarnation is one life of the PostgreSQL server. This SQL names the present incarnation by the time at which it
+# began. That is the server's last start, or its last recovery from a crash of one session. Such a crash ends all
+# sessions and resets the statistics; `stats_reset` shows when. When an incarnation ends, all its sessions end, and
+# PostgreSQL drops their presence locks. A failover changes the incarnation, because the standby started at another time
+# than the primary.
 INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # not at run time: a program that only declares workflows nee
 
 P = ParamSpec("P")  # the parameters of a task or function
 R = TypeVar("R")  # the result of a task
-R_co = TypeVar("R_co", covariant=True)
+R_co = TypeVar("R_co", covariant=True)  # the same, for the Protocol
 T = TypeVar("T")  # the result of any other call
 
 
@@ -200,7 +200,7 @@ class Context:
 def _seconds(duration: timedelta | float) -> float:
     """The duration in seconds, at least 0 and at most the longest wait that is allowed."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
-    return capped(max(0.0, seconds))  # in this order: NaN counts as 0
+    return capped(max(0.0, seconds))  # `max` comes first, because it turns NaN into 0
 
 
 def _checked_name(name: str) -> str:

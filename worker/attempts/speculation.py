@@ -54,14 +54,13 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the lease of an attempt. When this attempt ends, the worker discards the speculation. At first it is the
-    attempt that started the speculation. While this worker goes on with the job, it is the attempt at the job's current
-    step. From `take` on, it is the attempt that has taken the speculation.
-    `owner_task`: the task whose attempt has taken the speculation. None before `take`.
-    `files`: the inputs, in the speculation's own `directory`.
-    `sha256`: the digests of the inputs. They are complete once the attempt that started the speculation has published
-    its outputs (`complete_digests`).
-    `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
+    `bound_to`: the lease of an attempt. When this attempt ends, the worker discards the speculation. At first this is
+    the attempt that started the speculation. While this worker goes on with the job, it is the attempt at the job's
+    current step. From `take` on, it is the attempt that has taken the speculation. `owner_task`: the task whose attempt
+    has taken the speculation. None before `take`. `files`: the inputs, in the speculation's own `directory`. `sha256`:
+    the digests of the inputs. They are complete once the attempt that started the speculation has published its outputs
+    (`complete_digests`). `running`: the asyncio task that runs the step. `recorder`: collects the lines that the
+    handler logs, until an attempt takes the speculation.
     """
 
     bound_to: Lease

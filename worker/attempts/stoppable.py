@@ -49,7 +49,7 @@ class StoppableWork(Generic[_Result]):
             await self._end
         except asyncio.CancelledError:
             if not self.task.done():
-                self._end = asyncio.get_running_loop().create_future()  # the cancel has cancelled the old future, too
+                self._end = asyncio.get_running_loop().create_future()  # the cancel has also cancelled the old future
                 self.stop()
                 await self._end
             caller = asyncio.current_task()

@@ -45,7 +45,7 @@ _BATCH = 100
 #: stay at the earlier turns, but may be deleted now.
 _BATCHES_IN_A_PASS = 100
 #: The objects of this many units of a batch are deleted at the same time. The process has 50 connections to the store,
-#: which the worker's attempts use, too.
+#: which the worker's attempts also use.
 _UNITS_AT_ONCE = 20
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
@@ -233,7 +233,7 @@ class Housekeeping:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:
             return error
-        except StoreError:  # this is an answer of the store, too
+        except StoreError:  # the store has answered
             return None
         return None
 

@@ -1,4 +1,4 @@
-"""Copies what a child prints into the worker's log, line by line, up to a bound for each run.
+"""Copies what a child process prints into the worker's log, line by line, up to a bound for each run.
 
 The worker always empties the pipe, so a child that prints a lot never blocks. Beyond the bound the worker drops the
 output and counts its bytes. So the output fills neither memory nor the log.
@@ -16,7 +16,7 @@ from leasehold.telemetry.attempt_logs import Recorder, current, record_in
 
 #: Bytes of one read.
 _CHUNK = 64 * 1024
-#: The most bytes of one line in the log, and the end of a line that was cut.
+#: The most bytes of one line in the log. A longer line is cut, and then ends in _CUT.
 _MAX_LINE = 1000
 _CUT = b" [...]"
 #: The most bytes of output that the worker logs for one run.
@@ -29,7 +29,7 @@ class ChildOutput:
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
         self._recorder: Recorder | None = None  # the attempt's recorder, which stores the lines with the job
-        self._context = copy_context()
+        self._context = copy_context()  # the context in which each line is logged
         # `_emit` itself adds each line to the recorder. With `record_in(None)` the log call does not add the line
         # again.
         self._context.run(record_in, None)

@@ -1,5 +1,5 @@
-"""Keeps spare children of one pipeline. These are processes that the zygote (a process that has the handlers loaded)
-forks before a run needs them. This module also replaces a zygote that dies.
+"""Keeps spare children of one pipeline. A spare child is a process that the zygote (a process that has the handlers
+loaded) has forked before a run needs it. This module also replaces a zygote that dies.
 """
 
 from __future__ import annotations

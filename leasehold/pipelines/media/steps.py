@@ -27,8 +27,8 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: The files of the step `resize` from which the step `webp` may start, the best first, each with its content type. The
-#: JPEG always exists. If JPEG cannot hold the picture, there is also one lossless file (a master).
+#: The masters: the files of the step `resize` from which the step `webp` can start, the best first, each with its
+#: content type. The JPEG always exists. If JPEG cannot hold the picture, there is also one of the lossless files.
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 

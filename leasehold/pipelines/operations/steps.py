@@ -272,7 +272,7 @@ class _OperationAttempt:
             self._size.record_batch(len(batch.job_ids), seconds)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
             count_ended_jobs(outcome.ended)
-            # The relay (a loop of the worker) would publish these hints, too, but only twice a second, and many at
+            # The relay (a loop of the worker) would also publish these hints, but only twice a second, and many at
             # once.
             self._attempt.announce(outcome.hints)
             if outcome.limits:

@@ -1,5 +1,5 @@
-"""The second half of the statements `claim` and `poll`: the SQL that marks the tasks as running, and writes their
-events.
+"""The second half of the statements `claim` (by_hint.py) and `poll` (by_poll.py): the SQL that marks the tasks as
+running, and writes their events.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ _Bounds: TypeAlias = tuple[int | None, int | None]
 
 
 class LimitedJob(Protocol):
-    """A job with concurrency limits; `transitions.jobs.NewJob` is one."""
+    """A job with concurrency limits, such as a `transitions.jobs.NewJob`. `not_before`: it must not start before this
+    time.
+    """
 
     @property
     def id(self) -> UUID: ...
@@ -39,9 +41,9 @@ class LimitedJob(Protocol):
 
 
 # $1 and $2: the tenants and keys of the limits. $3 and $4: their bounds (`at_most` jobs at once, `per_minute`
-# admissions). Returns the limits whose rows exist and need no change. Until the transaction ends, the lock prevents the
-# deletion of these rows, but no other change. So admissions and other submissions do not wait for the lock. They must
-# not wait, because a user's transaction that submits (`submit_in`) may stay open for long.
+# admissions). Returns the limits whose rows exist and need no change, and locks these rows. Until the transaction ends,
+# the lock prevents their deletion, but no other change. So admissions and other submissions do not wait for the lock.
+# They must not wait, because a user's transaction that submits (`submit_in`) may stay open for long.
 _KEEP_LIMITS = """
 -- gates_keep
 SELECT g.tenant_id, g.key

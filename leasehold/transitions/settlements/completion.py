@@ -1,4 +1,4 @@
-"""`complete`: a step succeeded. The statement unblocks the steps that need it, and ends the job with its last step."""
+"""`complete` settles steps that succeeded. It unblocks the steps that need them, and ends a job with its last step."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _redacted_request(credential: str) -> Iterator[None]:
 
 def redacted(text: str, credential: str) -> str:
     """The text without the credential, and without the queries of URLs. If the credential has the form `access
-    key:secret key`, each of the two halves is removed, too.
+    key:secret key`, each of the two halves is also removed.
     """
     parts = {part for part in credential.split(":") if len(part) >= _MIN_PART_CHARACTERS} | {credential}
     for part in sorted(parts - {""}, key=len, reverse=True):
