@@ -52,8 +52,7 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A key's downloads within a time window. `wait_seconds`: the seconds until the oldest download leaves the window.
-    """
+    """A key's downloads within a time window. `wait_seconds`: seconds until the oldest download leaves the window."""
 
     requests: int
     bytes: int
