@@ -49,7 +49,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:  # Anybo
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
     # Requests with the same `key` get the same answer. `state_of` returns the ConsoleState, which all pages of the
-    # process share. It has nothing to do with `State`.
+    # process share, and not a `State`.
     states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))

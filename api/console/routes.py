@@ -51,8 +51,8 @@ _PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
 )
-#: The console explains these errors on a page. It also explains an outage of the database (`is_database_away`). Any
-#: other error is a bug, and `Edge` (the middleware around all routes, api/http/edge.py) logs it.
+#: The console explains these errors on a page, and also an outage of the database (`is_database_away`). Any other error
+#: is a bug, and `Edge` (the middleware around all routes, api/http/edge.py) logs it.
 _EXPLAINED = (RequestError, StoreError, RequestValidationError, HTTPException, *NOT_STORABLE)
 
 
@@ -161,7 +161,7 @@ async def _read_form(request: Request) -> Form:
 
 
 def _error_page(request: Request, error: Exception) -> Response | None:
-    """The error as a page. None: the client does not accept HTML, or the error is a bug."""
+    """The error as a page. Returns None if the client does not accept HTML, or if the error is a bug."""
     if not _accepts_html(request):
         return None
     if not isinstance(error, _EXPLAINED) and not is_database_away(error):
@@ -221,7 +221,9 @@ def form_error(error: ValidationError, whole: str) -> Invalid:
 
 
 def whole_number(form: Form, name: str) -> int | None:
-    """The number in a field of the form. None: the field is empty. Raises Invalid."""
+    """The number in a field of the form. Returns None if the field is empty. Raises Invalid for any text that is no
+    such number.
+    """
     text = form.get(name, "").strip()
     if not text:
         return None
@@ -239,8 +241,8 @@ def required_number(form: Form, name: str) -> int:
 
 
 def typed_instant(text: str) -> datetime | None:
-    """The day or the instant that the person typed. Without a time zone it counts as UTC. None: the text is empty.
-    Raises Invalid.
+    """The day or the instant that the person typed. Without a time zone it counts as UTC. Returns None if the text is
+    empty. Raises Invalid for any other text, and for a time before FIRST or after LAST.
     """
     if not text.strip():
         return None

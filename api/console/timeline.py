@@ -148,9 +148,9 @@ def _line(
     # The claim of the attempt under way; None: the step waits, or has ended.
     claim: Mapping[str, Any] | None = None
     waits_from = ready_at
-    # An entry ends the attempt under way (the step then waits), begins an attempt, or does both. Two sorts of entries
-    # do neither. `replayed` begins a wait. An entry of _STOPS ends a wait, if no attempt is under way. (`cancelled` is
-    # in _ENDS and in _STOPS: it ends the attempt under way or, without one, the wait.)
+    # An entry ends the attempt under way (the step then waits), begins an attempt, or does both. There are two further
+    # sorts of entries. `replayed` begins a wait. An entry of _STOPS ends a wait, if no attempt is under way.
+    # (`cancelled` is in _ENDS and in _STOPS: it ends the attempt under way or, without one, the wait.)
     for entry in entries:
         ended_claim = claim if entry["kind"] in _ENDS else None
         if ended_claim is not None:

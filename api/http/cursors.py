@@ -69,7 +69,7 @@ def cursor_of_texts(first: str, second: str) -> str:
 
 
 def texts_of_cursor(cursor: str | None) -> tuple[str, str] | None:
-    """The two texts of the row that the page follows. None: this is the first page. Raises Invalid."""
+    """The two texts of the row that the page follows. Returns None for the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpack(cursor)
@@ -80,13 +80,13 @@ def texts_of_cursor(cursor: str | None) -> tuple[str, str] | None:
 
 
 def cursor_of_version(name: str, version: int) -> str:
-    """The cursor of a list that is sorted by names with versions. It has the same length for every name."""
+    """The cursor of a list that is sorted by names with versions. The cursor has the same length for every name."""
     packed = version.to_bytes(_VERSION_BYTES, "big") + name.encode().ljust(_NAME_BYTES, b"\x00")
     return base64.urlsafe_b64encode(packed).decode()
 
 
 def version_of_cursor(cursor: str | None) -> tuple[str, int] | None:
-    """The name and the version of the row that the page follows. None: this is the first page. Raises Invalid."""
+    """The name and the version of the row that the page follows. Returns None for the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpack(cursor)
@@ -121,7 +121,7 @@ def _malformed_cursor() -> Invalid:
 
 
 def id_of_cursor(cursor: str | None) -> UUID | None:
-    """The id of the row that the page follows. None: this is the first page. Raises Invalid."""
+    """The id of the row that the page follows. Returns None for the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpack(cursor)
@@ -131,7 +131,7 @@ def id_of_cursor(cursor: str | None) -> UUID | None:
 
 
 def instant_and_id_of_cursor(cursor: str | None) -> tuple[datetime, UUID] | None:
-    """The instant and the id of the row that the page follows. None: this is the first page. Raises Invalid."""
+    """The instant and the id of the row that the page follows. Returns None for the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpack(cursor)

@@ -21,12 +21,12 @@ _STATUSES_OF_BODIES = {
 }
 _STATUSES_OF_ALL = {431: "`head_too_large`"}
 
-# Two sets of codes that the routes need not declare: the codes of every operation that takes an idempotency key, and
-# the codes of every operation that takes values in a query or a body.
+# The codes of every operation that takes an idempotency key. The routes need not declare these codes.
 _CODES_OF_IDEMPOTENCY_KEYS = {
     409: ("idempotency_key_in_flight",),
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
+# The codes of every operation that takes values in a query or a body. The routes need not declare these codes either.
 _CODES_OF_VALUES = {422: ("invalid_request",)}
 #: The codes of every operation that needs an API key. The API sends them while a part of the platform does not answer,
 #: or while the caller's tenant moves to another cell.

@@ -53,7 +53,8 @@ class JobAccess:
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
     """The caller's access to a job. `row`: the job. This function does not check the job's tenant, so the query that
-    has read the job must be limited to `tenant_of(caller)`. Raises Forbidden as `check_targets` does.
+    has read the job must be limited to `tenant_of(caller)`. Raises Forbidden for a bulk operation on jobs of other
+    tenants (see `check_targets`).
     """
     if _is_operation(row):
         check_targets(caller, row["tenant_id"], row["params"])
@@ -116,9 +117,8 @@ def _missing_scopes(services: Services, access: JobAccess) -> list[str]:
 
 
 def params_of_retry(access: JobAccess) -> dict[str, Any] | None:
-    """The new parameters of a bulk operation that the caller retries. From now on the caller pays for the retries that
-    the operation makes, and whatever the operation does is recorded as done by the caller. None: the job is no bulk
-    operation.
+    """The new parameters of a bulk operation that the caller retries. From now on the operation charges its retries to
+    the caller, and acts in the name of the caller. Returns None if the job is no bulk operation.
     """
     if not _is_operation(access.row):
         return None

@@ -164,7 +164,9 @@ class JobWatch(_Watch[UUID]):
         self._pool = pool
 
     async def changed(self, job_id: UUID, after: int, seconds: float) -> bool:
-        """Wait until the job has an event with a number above `after`, or is deleted. Returns False as `_wait` does."""
+        """Wait until the job has an event with a number above `after`, or is deleted. Returns False if `seconds` are
+        over, or if the process is about to stop.
+        """
         return await self._wait([job_id], after, seconds)
 
     async def _read_numbers(self, keys: Sequence[UUID]) -> Mapping[UUID, int]:
@@ -204,7 +206,8 @@ class QueueWatch(_Watch[str]):
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
         """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than waiting
-        requests, only the requests that have waited longest go on. Returns False as `_wait` does.
+        requests, only the requests that have waited longest go on. Returns False if `seconds` are over, or if the
+        process is about to stop.
 
         Another worker may claim the task first. Then the caller claims nothing, and waits again.
         """

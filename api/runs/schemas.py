@@ -170,8 +170,8 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 def run_answer(row: Row) -> dict[str, Any]:
     """The run as the answer of GET, with a page of its steps. `row["all_steps"]` has the number, the progress and the
-    phase of all steps of the run. It is None if the page has all steps, because then they are computed from the page.
-    But `summary` and `result` cover only the steps of the page.
+    phase of all steps of the run. If the page has all steps, `all_steps` is None, and this function computes these
+    values from the page. But `summary` and `result` cover only the steps of the page.
     """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}

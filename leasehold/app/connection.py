@@ -118,7 +118,7 @@ class Connections:
 
     @property
     def settings_in_use(self) -> Settings | None:
-        """The settings given to `use`, or read by `settings`. None if neither has happened."""
+        """The settings given to `use`, or read by `settings`. Returns None if the app has no settings yet."""
         return self._settings
 
     def use(self, settings: Settings | None) -> None:

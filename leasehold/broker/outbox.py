@@ -6,8 +6,8 @@ If a submission has one hint, the hint has a row of `outbox`. If it has several 
 `outbox_batch` (a batch), which is deleted once the broker has confirmed all its hints. If hints stay unconfirmed too
 long, the relay turns the batch into rows of `outbox`.
 
-Neither the order of hints nor duplicates matter, so the relay does not record how far it has come. It takes rows by
-time, publishes their hints, and deletes the rows once the broker has confirmed the hints.
+The order of the hints does not matter, and duplicates do no harm. So the relay does not record how far it has come. It
+takes rows by time, publishes their hints, and deletes the rows once the broker has confirmed the hints.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class HintBatch:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A hint to publish. It has the id of its row in `outbox`, or else the batch that contains it."""
+    """A hint to publish. `outbox_id`: the hint's row in `outbox`, or None. `batch`: the batch that contains the hint,
+    or None.
+    """
 
     outbox_id: int | None
     hint: Hint
@@ -62,8 +64,8 @@ class Announcement:
 
 # Take due rows. The statement finds the rows by an array of ids, and not by a join. The planner would begin a join by
 # reading the whole table, because its statistics show an almost empty outbox. But the table may still contain many
-# deleted rows that no vacuum has removed yet. $1: how many rows to take at most. $2: the statement takes only rows
-# whose `relay_at` is at most this long ago.
+# deleted rows that no vacuum has removed yet. $1: the most rows to take. $2: the statement takes only rows whose
+# `relay_at` is at most this long ago.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -74,9 +76,9 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile gets
-# no row. If the task becomes runnable again, a new hint is written, or a poll finds the task. The ids are an array, as
-# in TAKE. $1 and $2 are those of TAKE.
+# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that a worker has already claimed
+# gets no row. If the task becomes runnable again, a new hint is written, or a poll finds the task. The ids are an
+# array, as in TAKE. $1 and $2 are those of TAKE.
 SPLIT = f"""
 -- relay_split
 WITH taken_batch AS MATERIALIZED (
@@ -117,9 +119,9 @@ WHERE o.id = ANY($1::bigint[])
 
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
-    """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
-    `delete_confirmed` or `drop` deletes them, or `put_off` sets another time. `back`: take only rows that became due in
-    the last `back` seconds; None: all rows.
+    """Take up to `limit` announcements that were not published in time. The taken rows are due again in ten seconds,
+    unless `delete_confirmed` or `drop` deletes them, or `put_off` sets another time. `back`: take only rows that became
+    due in the last `back` seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]
@@ -127,7 +129,7 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 
 async def split(connection: Connection, limit: int, back: float | None = None) -> int:
     """Turn up to `limit` batches that were not published in time into rows of `outbox`. Returns the number of these
-    batches. `back`: as in `take`.
+    batches. `back`: take only batches that became due in the last `back` seconds; None: all batches.
     """
     batches: int = await connection.fetchval(SPLIT, limit, window_interval(back))
     return batches
@@ -155,7 +157,7 @@ async def delete_confirmed(connection: Connection, announcements: Sequence[Annou
 
 
 async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
-    """Postpone a hint that cannot be sent. It is due again at the `retry_at` of its row in `quarantine`. `duty`: the
+    """Postpone a hint that cannot be sent, until the time `retry_at` in the hint's row of `quarantine`. `duty`: the
     loop that quarantined the hint (set it aside after an error).
     """
     await connection.execute(

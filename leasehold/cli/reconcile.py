@@ -163,7 +163,7 @@ class _Section:
     pattern: re.Pattern[str] | None = None
 
     def owner_of(self, key: str) -> UUID | str | None:
-        """The owner of the object with this key. None: the platform did not make this key."""
+        """The owner of the object with this key. Returns None if the platform did not make this key."""
         if self.pattern is not None:
             return key if self.pattern.fullmatch(key) else None
         return _id_in(key)
@@ -237,7 +237,7 @@ async def _orphaned_of_batch(
 
 
 def _id_in(key: str) -> UUID | None:
-    """The owner's id in the key: a UUIDv7 in its canonical form. None: the platform did not make this key."""
+    """The owner's id in the key: a UUIDv7 in its canonical form. Returns None if the platform did not make this key."""
     try:
         id_text = key.split("/")[1]
         owner = UUID(id_text)

@@ -24,7 +24,7 @@ from leasehold.db.database import Connection
 log = structlog.get_logger(__name__)
 
 #: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
-#: these jobs, because housekeeping must not delete the jobs meanwhile.
+#: these jobs, because housekeeping must not delete the jobs before the statement ends.
 _JOBS_AT_ONCE = 500
 #: At most _MOST_DAYS + 1 past days have a partition. The reason: a statement that reads or writes events locks each
 #: partition and its index. PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is
@@ -32,7 +32,8 @@ _JOBS_AT_ONCE = 500
 _MOST_DAYS = 30
 #: PostgreSQL locks the whole table `event` while it makes or drops a partition. A long reader, such as a dump, may
 #: delay this lock for hours. While a statement waits for the lock, every new event waits behind the statement. So the
-#: statement waits only this long, and the next call tries again. This is soon enough, as days are made a week ahead.
+#: statement waits only this long, and the next call tries again. A later try is soon enough, because days are made a
+#: week ahead.
 _LOCK_TIMEOUT = "1s"
 #: The partition for events of days that have no partition.
 _DEFAULT_PARTITION = "event_default"
@@ -63,8 +64,9 @@ WITH candidate AS MATERIALIZED (
 SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
-# Like KEEP, but the statement deletes from the default partition the events of jobs that no longer exist. $1: only
-# events before this instant. $2: the last job of the previous statement. $3: the most jobs of one statement.
+# Deletes from the default partition the events of jobs that no longer exist. `candidate`: the next jobs with events in
+# this partition. $1: only events before this instant. $2: the last job of the previous statement. $3: the most jobs of
+# one statement.
 FORGET = f"""
 -- forget_events
 WITH candidate AS MATERIALIZED (
@@ -122,7 +124,7 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
     """Remove the events before `end` from the default partition. Move the events of jobs that still exist, and delete
-    the others. An event of an existing job that is written meanwhile stays until the next call.
+    the others. If an event of an existing job is written during this call, it stays until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
     await _for_all_jobs(connection, FORGET, end)
@@ -134,8 +136,8 @@ async def _move_events(connection: Connection, start: datetime, end: datetime) -
 
 
 async def _for_all_jobs(connection: Connection, statement: str, *times: datetime) -> None:
-    """Run `statement` (KEEP or FORGET) again and again, until it finds no further job. Each run commits by itself. So
-    if the process dies, the next call does the rest.
+    """Run `statement` (KEEP or FORGET) again and again, until it finds no further job. Each execution of the statement
+    is a transaction of its own. So if the process dies, the next call does the rest.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:

@@ -2,7 +2,7 @@
 
 One term of the filter, the driver, chooses an index that has the matching jobs in the order of the list. The statement
 walks over this index (it reads the entries in their order), and checks the other terms on each job. It reads at most
-MAX_READ rows. So a list never reads a whole table, whatever its filter is, and however many jobs other tenants have.
+MAX_READ rows. So a list never reads a whole table, for any filter, and for any number of jobs of other tenants.
 
 If a walk reaches its limit before the page is full, the page names the job at which the walk ended (`Page.ended_at`).
 The API then refuses the filter, and advises the client to narrow the time. Exception: for a search, or for a filter by
@@ -14,8 +14,8 @@ key or a scope, and jobs of pipelines whose name contains the text. A UUID in th
 has this id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk. Such a
-term can miss a job whose id has another time than its row. This happens if a program makes the id of a run up to a day
-before it submits the run, or if the program's clock is wrong.
+term can miss a job whose id has another time than its row. An id has another time if a program makes the id of a run up
+to a day before it submits the run, or if the program's clock is wrong.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
 #: page continues where this page ended.
 MAX_READ_BY_QUEUE = 5_000
-#: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has too
-#: many pipelines: more than _MAX_PIPELINES, or more than _MAX_PIPELINES_WITH_TEXT whose names contain the text.
+#: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has more
+#: than _MAX_PIPELINES pipelines, or more than _MAX_PIPELINES_WITH_TEXT pipelines whose names contain the text.
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: A count up to this number is exact. A higher count is an estimate.
 MAX_COUNTED = 10_000
@@ -78,7 +78,7 @@ class Scope:
 
     @property
     def has_everything(self) -> bool:
-        # True: the caller may see every job of `tenant_id`, so a statement needs no condition on pipelines.
+        # If so, the caller may see every job of `tenant_id`, and a statement needs no condition on pipelines.
         return self.runs and set(self.pipelines) == set(self.owned)
 
 
@@ -158,8 +158,9 @@ class Listing:
         # use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
-        #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain it. None:
-        #: the filter has no text, or another term is the driver. `_driver_by_kind` sets it.
+        #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain this
+        #: text. It is None if the filter has no text, or if another term is the driver. `_driver_by_kind` sets this
+        #: attribute.
         self.searchable_text: str | None = None
         self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
 
@@ -181,7 +182,7 @@ class Listing:
         return self._copy_with(ids_are_texts=True)
 
     def _id_of(self, text: str) -> UUID | None:
-        """The text as a job's id. None: the text is no UUID, or UUIDs are searched as texts."""
+        """The text as a job's id. Returns None if the text is no UUID, or if UUIDs are searched as texts."""
         if self._ids_are_texts:
             return None
         try:
@@ -202,7 +203,9 @@ class Listing:
         return self._select("job_list", COLUMNS, limit)
 
     def columns(self, statement: str, limit: int, *names: str) -> Statement:
-        """As `page`, but with only the columns `names` of the job, and `walked`. `statement`: the statement's name."""
+        """The same rows as `page`, but with only the columns `names` of the job, and `walked`. `statement`: the
+        statement's name.
+        """
         return self._select(statement, ", ".join(f"j.{name}" for name in names), limit)
 
     def _select(self, statement: str, columns: str, limit: int) -> Statement:
@@ -238,7 +241,7 @@ class Listing:
     @property
     def _in_queue(self) -> str:
         """SQL that keeps only the jobs with a step in the filter's queue, so that the statement does not read the rows
-        of other jobs. It also keeps the job at which the walk ends, because the page names that job. LIMIT 1 makes
+        of other jobs. The SQL also keeps the job at which the walk ends, because the page names that job. LIMIT 1 makes
         PostgreSQL probe the index once for each job.
         """
         if self._queue_condition is None:
@@ -305,9 +308,9 @@ class Listing:
         return self._ids("job", "id", "true") if self._tenant is None else self._driver_of_tenant()
 
     def _driver_of_tenant(self) -> str:
-        """SQL: the driver of a filter for one tenant. It is the first of these terms that the filter has: a tag, an
-        error code, a status with an index of its own. Otherwise the kind is the driver. Each index used here begins
-        with the tenant.
+        """SQL: the driver of a filter for one tenant. The driver is the first of these terms that the filter has: a
+        tag, an error code, a status with an index of its own. Otherwise the kind is the driver. Each index used here
+        begins with the tenant.
         """
         job_filter = self._filter
         if job_filter.tags:
@@ -323,7 +326,7 @@ class Listing:
 
     def _driver_by_status(self) -> str | None:
         """SQL: the jobs of a small partial index that has all jobs with the filter's status. For a bulk operation that
-        acts only on unfinished jobs, it is the index of unfinished jobs. None: no such index fits.
+        acts only on unfinished jobs, it is the index of unfinished jobs. Returns None if no such index fits.
         """
         status, pipelines = self._filter.status, self._pipelines()
         if status in _ERROR_STATUSES:
@@ -343,7 +346,7 @@ class Listing:
         )
 
     def _pipelines(self) -> Sequence[str] | None:
-        """The pipelines whose jobs the filter can find. None: any pipeline. If the filter names a template, its
+        """The pipelines whose jobs the filter can find; None: any pipeline. If the filter names a template, its
         pipeline is the only one, because a run's pipeline has the name of the run's template. Otherwise, if the caller
         may not see runs, and the scope has pipelines, the filter finds only jobs of these pipelines.
         """
@@ -541,7 +544,7 @@ async def page(connection: Connection, listing: Listing, limit: int) -> Page:
 
 
 async def page_of_times(connection: Connection, listing: Listing, limit: int) -> Page:
-    """As `page`, but with only the times and the status of each job."""
+    """The same jobs as `page`, but with only the times and the status of each job."""
     listing = await narrowed_to_text(connection, listing)
     statement = listing.columns("job_times", limit, "created_at", "started_at", "finished_at", "status")
     return _page_of(listing, await _fetch(connection, statement), limit)
@@ -578,8 +581,8 @@ class WalkPart:
 
 
 async def next_walk_part(connection: Connection, listing: Listing, limit: int) -> WalkPart:
-    """The next part of the walk, with at most `limit` jobs. A part may have no jobs although another part follows. This
-    happens if none of the next `max_walked` jobs matched.
+    """The next part of the walk, with at most `limit` jobs. A part may have no jobs although another part follows,
+    namely if none of the next `max_walked` jobs matched.
     """
     listing = await narrowed_to_text(connection, listing)
     rows, ended_at = _rows_and_end(

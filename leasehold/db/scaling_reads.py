@@ -1,7 +1,7 @@
 """Reads the load and the workers of a worker pool (workers that are scaled together): due tasks, running attempts,
 living workers. The API computes from these how many workers the pool should have.
 
-Each statement reads a bounded number of rows, however many tasks there are.
+Each statement reads a bounded number of rows, for any number of tasks.
 """
 
 from __future__ import annotations

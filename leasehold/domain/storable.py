@@ -64,8 +64,8 @@ def _place_of_name(name: str) -> tuple[int, bytes]:
 
 
 def path_to_non_finite(value: Any) -> str | None:
-    """The JSON pointer to a NaN or an infinity in `value`. None: `value` has no such number, or orjson cannot write
-    `value`.
+    """The JSON pointer to a NaN or an infinity in `value`. Returns None if `value` has no such number, or if orjson
+    cannot write `value`.
     """
     try:
         has_null = b"null" in orjson.dumps(value, default=str)  # orjson writes null for NaN and infinity

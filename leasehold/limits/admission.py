@@ -152,7 +152,7 @@ class Admission:
 
     def check_added(self, paid: Paid) -> None:
         """Raises Invalid `batch_too_large` if the tasks of several jobs alone exceed the depth of a queue, because then
-        waiting cannot help. This is for requests whose client can send fewer jobs. Call it after `add_queues_of`.
+        waiting cannot help. Call this after `add_queues_of`, for a request whose client can send fewer jobs.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is not None and not paid.is_single:

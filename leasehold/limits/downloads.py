@@ -61,7 +61,8 @@ class _Window:
 
 async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: int) -> UUID:
     """Charge a download of `size` bytes and return its id, for `end`. `key_prefix`: the name under which the downloads
-    are counted. This is the prefix that the API key had before its first rotation, or `person ID` for a person.
+    are counted. For an API key, this name is the prefix that the key had before its first rotation; for a person, it is
+    `person ID`.
 
     Raises TooMany: `too_many_downloads` (a rate), `too_many_at_once`, or `download_quota_exceeded`.
     """

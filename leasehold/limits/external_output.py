@@ -44,9 +44,10 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How much the attempt has stored. `attempt`: the attempt's number. `cut`: as in StoredItems. `is_known`: whether a
-    stored row has the same `first` (the number of its first item) as this request; if so, the request was stored
-    before. `known_items`: how many items that row has, without the mark of a cut (see `_usage_sql`).
+    """How much the attempt has stored. `attempt`: the attempt's number. `cut`: whether the attempt has reached its
+    bounds. `is_known`: whether a stored row has the same `first` (the number of its first item) as this request; if so,
+    the request was stored before. `known_items`: how many items that row has, without the mark of a cut (see
+    `_usage_sql`).
     """
 
     attempt: int

@@ -117,7 +117,7 @@ async def expire(
 
 
 async def revoke(connection: Connection, actor: Actor, prefix: str, tenant_id: str | None = None) -> None:
-    """Revoke the key for good. Safe to repeat. Raises NotFound."""
+    """Revoke the key for good. A repeated call is safe. Raises NotFound."""
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)
         await credentials.revoke_key(connection, prefix)

@@ -121,7 +121,9 @@ def _new_prefix_and_secret() -> tuple[str, str]:
 
 
 def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
-    """The prefix and the secret that are made from this seed. Neither of the two reveals the other or the seed."""
+    """The prefix and the secret that are made from this seed. The prefix does not reveal the secret, and both together
+    do not reveal the seed.
+    """
     numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
     prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
     secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))

@@ -85,7 +85,9 @@ class TestServer:
 
 
 def _memory() -> Path | None:
-    """The folder in memory. None: it has too little room, or the user has named another folder ($LEASEHOLD_TMP)."""
+    """The folder in memory. Returns None if this folder has too little room, if this user may not write there, or if
+    the user has named another folder ($LEASEHOLD_TMP).
+    """
     if "LEASEHOLD_TMP" in os.environ or not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
         return None
     return _MEMORY if shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES else None

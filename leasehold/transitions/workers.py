@@ -85,7 +85,7 @@ async def record_served(
 
 
 def _recorded(handlers: Sequence[str] | None) -> list[str] | None:
-    """The handlers as a worker's row names them. None: the row names none."""
+    """The handlers as a worker's row names them. Returns None if the row names none."""
     return None if handlers is None or len(handlers) > MAX_HANDLERS else list(handlers)
 
 

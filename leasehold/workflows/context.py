@@ -108,8 +108,8 @@ class Context:
         is cancelled when this run is cancelled, fails or expires. Exception: a run that `ctx.detached.start` has
         started goes on.
 
-        Each call starts a run of its own. The options `unique` and `debounce` of the task do not apply, nor does the
-        limit on the size of a submitted payload.
+        Each call starts a run of its own. The options `unique` and `debounce` of the task do not apply. The limit on
+        the size of a submitted payload does not apply either.
         """
         runnable = task.runnable
         return StartCall(
@@ -174,15 +174,16 @@ class Context:
         )
 
     def patched(self, name: str) -> bool:
-        """Whether this run takes the new code at this point. False for a run that passed this point before the code
-        changed; True for all other runs.
+        """Whether this run takes the new code at this point. A run that passed this point before the code changed gets
+        False. All other runs get True.
         """
         return self._driver.patched(_checked_name(name))
 
     def now(self) -> datetime:
         """The time in UTC of the newest result in this branch: of a step, a run, a sleep, a wait for a signal, or
         `ctx.call`. Failures and timeouts also count as results. Before the first result it is the start of the run. A
-        replay gives the same time. Starting another run does not move this time, nor does a cancel.
+        replay gives the same time. The start of another run does not change this time, and a cancel does not change it
+        either.
         """
         # The journal's instants are texts of PostgreSQL, perhaps in another time zone, because a pooler may drop the
         # session's setting, and earlier releases did not set it.

@@ -39,8 +39,8 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
 
 
 def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
-    """The step that needs only `step`, if no other step needs `step`. None if there is no such step, or if this worker
-    must not run it speculatively.
+    """The step that needs only `step`, if no other step needs `step`. Returns None if there is no such step, or if this
+    worker must not run it speculatively.
     """
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
@@ -56,11 +56,13 @@ class Speculation:
 
     `bound_to`: the lease of an attempt. When this attempt ends, the worker discards the speculation. At first this is
     the attempt that started the speculation. While this worker goes on with the job, it is the attempt at the job's
-    current step. From `take` on, it is the attempt that has taken the speculation. `owner_task`: the task whose attempt
-    has taken the speculation. None before `take`. `files`: the inputs, in the speculation's own `directory`. `sha256`:
-    the digests of the inputs. They are complete once the attempt that started the speculation has published its outputs
-    (`complete_digests`). `running`: the asyncio task that runs the step. `recorder`: collects the lines that the
-    handler logs, until an attempt takes the speculation.
+    current step. From `take` on, it is the attempt that has taken the speculation.
+    `files`: the inputs, in the speculation's own `directory`.
+    `sha256`: the digests of the inputs. The digests are complete once the attempt that started the speculation has
+    published its outputs (`complete_digests`).
+    `running`: the asyncio task that runs the step.
+    `owner_task`: the task whose attempt has taken the speculation; None before `take`.
+    `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
     """
 
     bound_to: Lease

@@ -43,7 +43,7 @@ class StoppableWork(Generic[_Result]):
 
         If the caller is cancelled, this method stops the work, and waits for its end. It still returns the work's
         result or raises its error, so that the caller can settle the attempt. But a settlement waits without limit
-        while PostgreSQL is away. So the caller is cancelled again after `_SETTLE_SECONDS`.
+        while PostgreSQL does not answer. So the caller is cancelled again after `_SETTLE_SECONDS`.
         """
         try:
             await self._end

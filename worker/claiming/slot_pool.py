@@ -3,7 +3,7 @@ the task, runs the attempt in a slot, and only then ACKs the hint.
 
 A hint announces a task immediately, but a hint may be lost. So the pool also polls, which means that it reads the due
 tasks in the database every few seconds, and whenever the broker may have lost hints. A poll also finds the tasks that
-no hint announces: due retries, snoozed steps, and all tasks while the broker is away.
+no hint announces: due retries, snoozed steps, and all tasks while the broker does not answer.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
 unacknowledged. The broker limits the unacknowledged hints, and may then hold back hints of other tenants. So a crowded
@@ -344,9 +344,9 @@ class SlotPool:
             await asyncio.sleep(_REST_CHECK_SECONDS)
 
     def may_continue(self, tenant: str) -> bool:
-        """Whether a slot of `tenant` may go on with the job's next step. It may not in four cases: the pool stops; the
-        next slot is kept for tasks that are known to wait; the tenant is over its share; a tenant with fewer steps
-        waits.
+        """Whether a slot of `tenant` may go on with the job's next step. The slot may not go on in four cases: the pool
+        stops; the next slot is kept for tasks that are known to wait; the tenant is over its share; a tenant with fewer
+        steps waits.
         """
         return (
             not self._stopping
@@ -512,8 +512,8 @@ class SlotPool:
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come for
         `_SILENCE_SECONDS` either, the consumer may be dead, so have it rebuilt. Exception: a pool that holds hints
-        rebuilds nothing. It may hold as many unacknowledged hints as the broker allows, and then no further hint comes
-        while their attempts run.
+        rebuilds nothing. Such a pool may hold as many unacknowledged hints as the broker allows, and then no further
+        hint comes while their attempts run.
         """
         if self._hints or self._followed_hints or not self._broker.connected:
             return

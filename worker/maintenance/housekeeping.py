@@ -2,8 +2,8 @@
 
 A unit is a job, an upload, or a row of another kind. Each housekeeping duty works in turns. A turn handles a batch of
 units, and deletes the objects of several units at the same time. If the store refuses to delete a unit's objects, the
-duty sets the unit aside (table `quarantine`) and goes on with the other units. It tries the unit again later. No turn
-holds a database connection while it waits for the store.
+duty sets the unit aside (table `quarantine`), and goes on with the other units. Later the duty tries the unit again. No
+turn holds a database connection while it waits for the store.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class Housekeeping:
             hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
-        # Some expired jobs must stay (see `forgettable_jobs`). They may be many, and not every turn should pass over
-        # them again. So a turn after a full batch begins where that batch ended. After a batch that is not full, and
-        # after each `_BATCHES_IN_A_PASS` full batches, the next turn reads all expired jobs again.
+        # Some expired jobs must stay (see `forgettable_jobs`). If there are many of them, not every turn should pass
+        # over them again. So a turn after a full batch begins where that batch ended. After a batch that is not full,
+        # and after each `_BATCHES_IN_A_PASS` full batches, the next turn reads all expired jobs again.
         since, self._expired_since = self._expired_since, None
         units = await self._read(partial(sweeps.forgettable_jobs, since=since, limit=_BATCH))
         pause = await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
@@ -163,7 +163,8 @@ class Housekeeping:
 
         Returns the pause to the next turn; None: the usual pause, because this turn had no units, or because the store
         refused each of them. (If the store refuses every unit, frequent turns would soon set all units aside.) Raises
-        StoreUnavailable if the store is away, and one of the errors in TRY_AGAIN if the database is away.
+        StoreUnavailable if the store does not answer, and one of the errors in TRY_AGAIN if the database does not
+        answer.
         """
         deleted, refused, outage = await self._delete_objects(units, delete)
         if deleted or refused:
@@ -175,9 +176,9 @@ class Housekeeping:
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
-        """Call `delete` for each unit, for _UNITS_AT_ONCE units at the same time. Stop if the store or the database is
-        away. Returns three values: the units whose objects are deleted; the units at fault, each with its error; and
-        the error of the server that is away, or None.
+        """Call `delete` for each unit, for _UNITS_AT_ONCE units at the same time. Stop if the store or the database
+        does not answer. Returns three values: the units whose objects are deleted; the other units that were tried,
+        each with its error; and the error of the server that does not answer, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
@@ -203,7 +204,7 @@ class Housekeeping:
 
     async def _outage_of(self, error: Exception) -> Exception | None:
         """Decides what the error of a unit's `delete` means. If the store or the database does not answer, returns the
-        error of that server. None: the unit is at fault.
+        error of that server. Returns None if the error concerns only this unit.
         """
         if isinstance(error, StoreUnavailable):
             return await self._probe_store()
@@ -228,7 +229,9 @@ class Housekeeping:
         return False
 
     async def _probe_store(self) -> StoreUnavailable | None:
-        """The store's error if the store is away. None: the store answers, so the last error was about one unit."""
+        """The store's error if the store does not answer. Returns None if the store answers, because then the last
+        error was about one unit.
+        """
         try:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:

@@ -1,7 +1,7 @@
 """Copies what a child process prints into the worker's log, line by line, up to a bound for each run.
 
 The worker always empties the pipe, so a child that prints a lot never blocks. Beyond the bound the worker drops the
-output and counts its bytes. So the output fills neither memory nor the log.
+output and counts its bytes. So the output cannot fill the memory or the log.
 """
 
 from __future__ import annotations

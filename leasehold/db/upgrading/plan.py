@@ -61,7 +61,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRevision:
-    """A pending revision. `narrows`: why older code may fail after the revision. It is empty if the revision only adds.
+    """A pending revision. `narrows`: why older code may fail after the revision; empty if the revision only adds.
     `beside_old_code`: what the revision's docstring says about older code that still runs. `transactions`: the
     revision's statements, by transaction.
     """

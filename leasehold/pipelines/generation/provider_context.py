@@ -55,7 +55,7 @@ class ProviderContext:
 
     def callback(self, job_id: UUID) -> str | None:
         """The address that the provider may call when the state of the job's order changes. A sealing key signs the
-        address. None: the installation has no public URL, or no key to sign with.
+        address. Returns None if the installation has no public URL, or no key to sign with.
         """
         return callback_url(self.settings, self.sealing, job_id)
 

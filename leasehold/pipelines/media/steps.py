@@ -71,8 +71,8 @@ def webp(work: Work) -> Done:
 
 
 class _PreparedPicture:
-    """The frames of an original, as the outputs show them. They are in sRGB (RGB or RGBA) and upright, and no side is
-    longer than `max_side`.
+    """The frames of an original, as the outputs show them: in sRGB (RGB or RGBA) and upright, with no side longer than
+    `max_side`.
     """
 
     def __init__(self, original: Original, max_side: int) -> None:
@@ -127,8 +127,8 @@ class _Master:
     def __init__(self, path: Path, content_type: str) -> None:
         self._data = path.read_bytes()
         self._content_type = content_type
-        # A still is decoded once for all files. An animation is decoded for each file, because memory cannot hold all
-        # its frames.
+        # A picture with one frame is decoded once for all files. An animation is decoded for each file, because memory
+        # cannot hold all its frames.
         picture = self._open()
         self._frame = picture.frame(0) if picture.frames == 1 else None
 

@@ -140,9 +140,9 @@ class Deleted:
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
-    """Mark the picture as deleted, whatever its status, in the caller's transaction. From now on requests no longer
-    find it. Its job is cancelled. Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who
-    deletes the picture. Returns None if the tenant has no such picture.
+    """Mark the picture as deleted, in any status, in the caller's transaction. From now on requests no longer find it.
+    Its job is cancelled. Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes
+    the picture. Returns None if the tenant has no such picture.
     """
     row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
     if row is None:

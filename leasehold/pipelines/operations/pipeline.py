@@ -16,8 +16,8 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state of the jobs on which an operation with this action acts, for `Bound.state` (db/job_lists.py). None
-    means any state.
+    """The state of the jobs on which an operation with this action acts, for `Bound.state` (db/job_lists.py). Returns
+    None for any state.
     """
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)

@@ -148,7 +148,7 @@ class _OperationAttempt:
 
     async def _choose_pipelines_to_take(self) -> None:
         """Set `_pipelines_to_take`. Earlier attempts have left jobs to workers with their code. This attempt acts on
-        such a job if this process has the code. It also does so if no worker has the code, and then refuses the job.
+        such a job if this process has the code. If no worker has the code, this attempt refuses the job.
         """
         pipelines = {_pipeline_of(left.handler) for left in self._progress.left}
         lacking = [pipeline for pipeline in pipelines if self._context.actions.kinds.pipeline(pipeline) is None]

@@ -1,5 +1,5 @@
-"""The delivery context, which all deliveries of one worker use. It has an HTTP client that never connects to private
-addresses, the keys that seal (encrypt) secrets, and limits for tenants and hosts.
+"""The delivery context, which all deliveries of one worker use. The context has an HTTP client that never connects to
+private addresses, the keys that seal (encrypt) secrets, and limits for tenants and hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leasehold.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class DeliveryContext:
-    """`seconds`: the longest time of one delivery, however slowly the receiver answers."""
+    """`seconds`: the longest time of one delivery, even if the receiver answers slowly."""
 
     egress: Egress
     sealing: Sealing

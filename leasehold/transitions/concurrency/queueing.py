@@ -56,8 +56,8 @@ FOR KEY SHARE OF g
 """
 
 # The parameters are those of `_KEEP_LIMITS`. A limit that an operator declared keeps the operator's bounds. ON CONFLICT
-# DO UPDATE locks each row that exists, in the order of the parameters. It does so even if the WHERE is false and the
-# row does not change.
+# DO UPDATE locks each row that exists, in the order of the parameters, even if the WHERE is false and the row does not
+# change.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -69,7 +69,7 @@ WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute
 
 # Locks the declared limits whose bounds other limits (their followers) copy. Because of the lock, a transaction that
 # changes or withdraws a declared limit waits until the followers are committed. Limits are sorted by the bytes of their
-# names (COLLATE "C"), as Python sorts them. So all transactions lock them in one order, whatever the collation of the
+# names (COLLATE "C"), as Python sorts them. So all transactions lock them in one order, under any collation of the
 # database.
 _FOLLOWED = """
 -- gates_followed
@@ -152,7 +152,7 @@ async def _bounds(
     follows.
     """
     # `declared_as`: the limit's own name if an operator declared this limit, else the name of the declared limit that
-    # it follows. None: the limit has bounds of its own.
+    # it follows; None if the limit has bounds of its own.
     followed_names = sorted(
         {
             limit.declared_as
@@ -171,8 +171,9 @@ async def _bounds(
 
 
 async def forget_admission(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Forget that a finished job was admitted, because the job will be retried and wait at `limits` again. The limits
-    are locked first, as in every admission. From now on `per_minute` does not count the earlier admission.
+    """Forget that a finished job was admitted, because the job will be retried and wait at `limits` again. This
+    function locks the limits first, as every admission does. From now on `per_minute` does not count the earlier
+    admission.
     """
     await lock_limits(connection, limits)
     await connection.execute("DELETE FROM gate_job WHERE job_id = $1", job_id)

@@ -153,8 +153,9 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 #
 # With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
 # message through the broker and a commit. The statement does not claim a step of another queue, of a paused queue, or
-# of a job that is being cancelled. It does not claim a less urgent step, because more urgent tasks may be due. It does
-# not claim a step of a job with external workers, because the status of such a job has other rules.
+# of a job that is being cancelled. The statement does not claim a less urgent step, because more urgent tasks may be
+# due. The statement does not claim a step of a job with external workers, because the status of such a job has other
+# rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
 # then reads the new version of the row, so it must handle every status of a task that has not ended. In the rows that

@@ -15,7 +15,7 @@ MAX_CRASHES = 2
 
 # This statement only locks. FAIL runs after it in the same transaction. FAIL may end a job with all its steps, so FAIL
 # must see all steps. But a statement that waits for a lock keeps the snapshot of its start. If FAIL itself waited, it
-# would not see the parts that another step has fanned out meanwhile.
+# would not see the parts that another step has fanned out during the wait.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j

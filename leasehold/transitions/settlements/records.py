@@ -74,7 +74,7 @@ class Snoozing:
 
     `missing_handler`: the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or
     the names of all code that the step needs (missing_code.py). A worker that has all this code makes the step due
-    earlier. None: no code is missing.
+    earlier. `missing_handler` is None if no code is missing.
 
     `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses of
     the task no longer count.
