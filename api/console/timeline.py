@@ -119,8 +119,8 @@ def _ready_times(
     tasks: Sequence[Row],
 ) -> dict[str, datetime]:
     """When the first wait of each step began. The first wait begins when all steps that the step needs have succeeded.
-    A part of a fan-out, and a step of a workflow, waits from its creation on. The result has no time for a step that is
-    still blocked.
+    A part of a fan-out (one of the tasks into which a step was split), and a step of a workflow, waits from its
+    creation on. The result has no time for a step that is still blocked.
     """
     needs = needs_of(tasks)
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}

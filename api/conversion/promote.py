@@ -171,7 +171,7 @@ async def _answer_without_call(
 async def _promoted_artifacts(connection: Connection, tenant_id: str, job_id: UUID) -> Mapping[str, str] | None:
     """The artifact at each key of the job's promotion, from the audit. Returns None if the audit does not know the
     artifacts. There are two reasons. An earlier release, which did not record them, has promoted the job. Or the tenant
-    has moved here from another cell, and the audit of that cell stayed there.
+    has moved here from another cell (another installation), and the audit of that cell stayed there.
     """
     rows = await audit.page(connection, AuditFilter(tenant_id, action=_PROMOTED, target=str(job_id)), None, 1)
     details = orjson.loads(rows[0]["details"]) if rows else {}

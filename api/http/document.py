@@ -29,7 +29,7 @@ _CODES_OF_IDEMPOTENCY_KEYS = {
 # The codes of every operation that takes values in a query or a body. The routes need not declare these codes either.
 _CODES_OF_VALUES = {422: ("invalid_request",)}
 #: The codes of every operation that needs an API key. The API sends them while a part of the platform does not answer,
-#: or while the caller's tenant moves to another cell.
+#: or while the caller's tenant moves to another cell (another installation).
 _CODES_OF_OUTAGES = {503: ("database_unavailable", "busy", "tenant_moving")}
 
 #: Status -> the headers of every answer with this status.

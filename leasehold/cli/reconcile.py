@@ -56,8 +56,8 @@ UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects are orphaned than owned, or the installation is a cell (one of several that share the tenants). In
-    either case another installation may also use the bucket.
+    """More objects are orphaned than owned, or the installation is a cell (one of several installations that divide the
+    tenants among them). In either case another installation may also use the bucket.
     """
 
 

@@ -1,5 +1,5 @@
-"""SQL of bulk operations: locks the jobs of a batch, and records refused jobs. It also counts how the canary jobs (the
-few jobs with which an operation begins) ended.
+"""SQL of bulk operations (jobs that act on many other jobs): locks the jobs of a batch, and records refused jobs. It
+also counts how the canary jobs (the few jobs with which an operation begins) ended.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Registers workers, tracks their presence (an advisory lock that each worker's database session holds), and elects the
-worker that leads a role (the sweeper, the exporter).
+worker that leads a role (such as the sweeper, which frees the tasks of lost workers).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs attempts at inline steps. An `async def` handler runs in the worker's event loop. A plain function runs in a
-thread.
+"""Runs attempts at inline steps: steps whose handlers run in the worker's own process. An `async def` handler runs in
+the worker's event loop. A plain function runs in a thread.
 
 The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
 """
@@ -55,7 +55,7 @@ from leasehold.workflows.pending import Outcome
 
 _Answer = TypeVar("_Answer")
 
-#: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
+#: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps, which run in child processes.
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: An attempt needs room. For a plain handler, room is a thread. For an `async def` handler, room is the admission of
 #: `Pipeline.room`, if the pipeline has such a rule. Without room the attempt snoozes for this many seconds, which means

@@ -3,7 +3,8 @@ the task, runs the attempt in a slot, and only then ACKs the hint.
 
 A hint announces a task immediately, but a hint may be lost. So the pool also polls, which means that it reads the due
 tasks in the database every few seconds, and whenever the broker may have lost hints. A poll also finds the tasks that
-no hint announces: due retries, snoozed steps, and all tasks while the broker does not answer.
+no hint announces: due retries, snoozed steps (they asked to run again at a later time), and all tasks while the broker
+does not answer.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
 unacknowledged. The broker limits the unacknowledged hints, and may then hold back hints of other tenants. So a crowded
@@ -281,9 +282,9 @@ class SlotPool:
 
         This method also ACKs the hint after an unforeseen error of the claim or of the attempt. Otherwise the hint
         would count for ever among the unacknowledged hints of this worker, which the broker limits. The task is not
-        lost. If it is claimed, the sweeper frees it when its lease has expired, and writes a new hint; otherwise a poll
-        finds the task. But a hint whose claim or attempt is cancelled stays unacknowledged, so the broker redelivers it
-        when this worker's connection closes.
+        lost. If the task is claimed, the sweeper (a duty of the leading worker) frees it when its lease has expired,
+        and writes a new hint. Otherwise a poll finds the task. But a hint whose claim or attempt is cancelled stays
+        unacknowledged, so the broker redelivers it when this worker's connection closes.
         """
         self._followed_hints += 1
         slot = _Slot(self, delivery.hint.tenant)

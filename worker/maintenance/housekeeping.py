@@ -1,9 +1,9 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. Each housekeeping duty works in turns. A turn handles a batch of
-units, and deletes the objects of several units at the same time. If the store refuses to delete a unit's objects, the
-duty sets the unit aside (table `quarantine`), and goes on with the other units. Later the duty tries the unit again. No
-turn holds a database connection while it waits for the store.
+A unit is a job, an upload, or a row of another kind. A duty is a maintenance loop of a worker. Each turn of the loop
+handles a batch of units, and deletes the objects of several units at the same time. If the store refuses to delete a
+unit's objects, the duty sets the unit aside (table `quarantine`), and goes on with the other units. Later the duty
+tries the unit again. No turn holds a database connection while it waits for the store.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Housekeeping:
     async def uploads(self) -> float | None:
         """Inspect the uploads of clients, and delete objects that no row refers to."""
 
+        # This is called for an upload whose object is too large, before the object is deleted. The kinds of work then
+        # write rows of their own.
         async def on_too_large(connection: Connection, upload: uploads.Due, size: int) -> None:
             for housekeeping in self._housekeeping_of_kinds:
                 if housekeeping.upload_too_large is not None:

@@ -1,7 +1,8 @@
 """Decides which worker leads, and carries out the leader's most urgent duty: to make the tasks of dead workers runnable
 within a second.
 
-Some duties (duties.py) need only one worker at a time. The leader is the worker that carries out these duties.
+Some duties (maintenance loops of the workers, duties.py) need only one worker at a time. The leader is the worker that
+carries out these duties.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Takeover:
         #: The workers that were dead at the last turn. duties.py also reads this attribute.
         self.dead: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
+        # Decides when the next query for expired leases is due.
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 
     async def turn(self) -> float | None:

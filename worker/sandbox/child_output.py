@@ -81,7 +81,7 @@ class ChildOutput:
         self._allowance -= len(allowed)
         self._dropped += len(chunk) - len(allowed)
         *lines, self._line = (self._line + allowed).split(b"\n")
-        if len(self._line) > _MAX_LINE:
+        if len(self._line) > _MAX_LINE:  # log the line before its end has come, so that `_line` stays small
             lines, self._line = [*lines, self._line], b""
         for line in lines:
             self._emit(line)

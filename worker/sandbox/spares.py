@@ -117,7 +117,7 @@ class Spares:
                 await self._wait_until_needed()
                 child = await zygote.fork()
             except BaseException as error:
-                self._missing.release()
+                self._missing.release()  # the child is still missing, also if this asyncio task is cancelled
                 if not isinstance(error, OSError):
                     raise
                 self._failed = True

@@ -1,6 +1,6 @@
-"""The provider context, which all generation attempts of one worker share. It has the providers (services that make
-images or videos), an HTTP client that never connects to private addresses, and the keys that seal (encrypt) clients'
-credentials.
+"""The provider context, which all generation attempts of one worker use. The context has the providers (services that
+make images or videos), an HTTP client that never connects to private addresses, and the keys that seal (encrypt)
+clients' credentials.
 """
 
 from __future__ import annotations

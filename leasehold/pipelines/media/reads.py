@@ -38,8 +38,8 @@ class OutputView:
 class MediaView:
     """A media row with the state of its job. The job's fields are None before the job exists.
 
-    `job_seq`: the number of the job's last event; 0: the job has no event. `updated_at`: when the media row changed.
-    `changed_at`: when the row or the job changed last.
+    `job_seq`: the number of the job's last event; 0: there is no job yet, or it has no event. `updated_at`: when the
+    media row changed. `changed_at`: when the row or the job changed last.
     """
 
     id: UUID

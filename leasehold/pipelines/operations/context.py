@@ -1,5 +1,5 @@
-"""The context that all bulk operations of a worker use. The context has the actions on jobs (`actions`), and the limits
-of tenants (`admission`).
+"""The context that all bulk operations (jobs that act on many other jobs) of a worker use. The context has the actions
+on jobs (`actions`), and the limits of tenants (`admission`).
 """
 
 from __future__ import annotations

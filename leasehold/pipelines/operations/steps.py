@@ -1,6 +1,6 @@
-"""The handler of bulk operations. It walks over the jobs that the operation's filter finds (the targets), newest first,
-in small batches. An operation may have a canary (its first few targets). If these jobs do not succeed, the operation
-stops.
+"""The handler of bulk operations (jobs that cancel, retry or delete every job that a filter finds). It walks over the
+jobs that the filter finds (the targets), newest first, in small batches. An operation may have a canary (its first few
+targets). If these jobs do not succeed, the operation stops.
 
 A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
 operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its slot
@@ -112,7 +112,8 @@ class _OperationAttempt:
         #: This attempt acts on a job in `left` of the progress if the job's pipeline is in this set. For each of these
         #: pipelines, this process has the code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
-        self._size = BatchSize()
+        self._size = BatchSize()  # chooses how many jobs the next batch has
+        # The operation acts on at most this many jobs a second.
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
 
     async def run(self) -> Done | Snooze:

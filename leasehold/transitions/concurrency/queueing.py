@@ -191,7 +191,7 @@ async def with_waiting_jobs(
     connection: Connection, after: ConcurrencyLimitName, page_size: int = 200
 ) -> list[ConcurrencyLimitName]:
     """The limits at which jobs wait, by tenant and key: the first `page_size` limits after the limit `after`. Limits in
-    quarantine (as the unit LIMIT_UNIT of the duty LIMITS) are left out.
+    quarantine (set aside after an error) are left out.
     """
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("

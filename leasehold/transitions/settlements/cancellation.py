@@ -1,4 +1,4 @@
-"""`acknowledge_cancel` settles an attempt that has stopped because its job is being cancelled."""
+"""`acknowledge_cancel` writes that an attempt has stopped because its job is being cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`complete` settles steps that succeeded. It unblocks the steps that need them, and ends a job with its last step."""
+"""`complete` writes that steps succeeded. It unblocks the steps that need them, and ends a job with its last step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fail` settles attempts that failed. A task then waits for its next attempt, or fails with its job."""
+"""`fail` writes that attempts failed. A task then waits for its next attempt, or fails with its job."""
 
 from __future__ import annotations
 

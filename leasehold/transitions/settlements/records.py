@@ -1,5 +1,5 @@
-"""The records of settlements. The worker makes a `Completion`, `Failure`, `Snoozing` or `FanningOut`, and each
-settlement returns a `Settled`.
+"""The records of settlements (a settlement writes how an attempt ended). The worker makes a `Completion`, `Failure`,
+`Snoozing` or `FanningOut`, and each settlement returns a `Settled`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Snoozing:
     earlier. `missing_handler` is None if no code is missing.
 
     `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses of
-    the task no longer count.
+    the task (attempts whose worker was lost) no longer count.
     """
 
     lease: Lease

@@ -1,5 +1,5 @@
-"""`snooze` settles a step that snoozes, because its code asked for it, or because its worker lacks the code. The lease
-ends, and the task is due again after a delay.
+"""`snooze` ends the attempt of a step that snoozes, because its code asked for it, or because its worker lacks the
+code. The lease ends, and the task is due again after a delay.
 """
 
 from __future__ import annotations
