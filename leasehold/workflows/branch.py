@@ -23,8 +23,8 @@ class Branch(Pending[Any]):
     `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
     result that the coroutine has got. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (a call
     of the context) that the coroutine awaits now. `has_awaited`: whether the coroutine has ever awaited a Pending.
-    `cancelled`: whether Cancelled was raised in the coroutine. `gather_count`, `uuid_count`, `random_count`: how many
-    times the coroutine has called `gather`, `uuid` and `random` of the context.
+    `cancelled`: whether Cancelled was raised in the coroutine. `gather_count`: how many gathers the coroutine has
+    begun. `uuid_count`, `random_count`: how many times it has called `uuid` and `random` of the context.
     """
 
     __slots__ = (

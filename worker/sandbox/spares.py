@@ -17,8 +17,8 @@ from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 #: The number of spare children of a pipeline. With three, a picture's step and the two steps after it start
 #: immediately. Without a spare child, a step waits a few milliseconds for the fork.
 SPARE_CHILDREN = 3
-#: When a run takes a spare child and another spare child is left, the next fork waits for this many seconds, because
-#: the run that has just begun needs the cores. The fork comes sooner if the last spare child is taken.
+#: While a spare child is left, each fork waits for this many seconds, because the run that has just taken a child needs
+#: the cores. The fork comes sooner if the last spare child is taken.
 _FORK_PAUSE_SECONDS = 0.1
 #: If a zygote cannot start, or cannot fork, the next try comes after _FIRST_DELAY seconds. Each further failure doubles
 #: the delay, up to _LAST_DELAY.
