@@ -153,8 +153,8 @@ def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
             for target in targets
         }
         assert answer["links"].keys() <= operations_by_id.keys(), name
-    # The links below do not fit into _LINKS, because most of them fill two parameters, or a part of the request's body
-    # (for example the lease in the calls about a claimed task).
+    # The links below do not fit into _LINKS. Most of them fill two parameters, or a part of the request's body (for
+    # example the lease in the calls about a claimed task).
     created_template = operations_by_id["createTemplate"]["responses"]["201"]
     version_parameters = {"kind": "$response.body#/type", "version": "$response.body#/version"}
     created_template["links"] = {

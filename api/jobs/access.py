@@ -86,8 +86,8 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
 
 
 def may_retry(services: Services, access: JobAccess) -> bool:
-    """Whether the caller may retry the job. If the job is a bulk operation, the caller needs the `:write` scope of each
-    kind on whose jobs the operation acts, and `jobs:delete` if the operation deletes.
+    """Whether the caller may retry the job. For a bulk operation, the caller needs the `:write` scope of each kind on
+    whose jobs the operation acts. If the operation deletes, the caller also needs `jobs:delete`.
     """
     return not _missing_scopes(services, access)
 

@@ -1,8 +1,8 @@
 """The parts of an API process that all its endpoints share. The process opens them once, in order, and closes them in
 the opposite order.
 
-The parts open even if PostgreSQL, the broker or the store is down, because the API must answer /livez then, and a
-submission needs no broker.
+The parts open even if PostgreSQL, the broker or the store does not answer. The API must answer /livez in this case, and
+a submission needs no broker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Lets tenants take turns at the scarce resources of an API process. tenant_pool.py has one turnstile for connections
-to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby, services.py one for
-checks of URLs, and console/state.py one for requests to the OpenID provider.
+to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby. services.py has one for
+checks of URLs, and console/state.py has one for requests to the OpenID provider.
 
-Bulk writes (a batch, a backfill, a bulk replay, a bulk settlement) have a turnstile of their own because each uses a
-connection and a core for as long as hundreds of other requests together.
+Bulk writes are a batch, a backfill, a bulk replay and a bulk settlement. They have a turnstile of their own, because
+each of them uses a connection and a core for as long as hundreds of other requests together.
 """
 
 from __future__ import annotations

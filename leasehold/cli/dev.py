@@ -68,9 +68,8 @@ async def _start(installation: Installation) -> Installation:
 def variables_of(installation: Installation) -> dict[str, str]:
     """The environment variables that `dev_file` writes into a file: for programs in the current folder that submit
     jobs, and for commands that call the API. The programs get the broker `postgres`, because RabbitMQ may not be ready
-    yet. A worker that uses RabbitMQ then gets no hints of their jobs (a hint is a message that a task is due), and
-    finds them only by its polls. By default the worker polls ten times a second if RabbitMQ starts late, and twice a
-    second otherwise.
+    yet. A worker that uses RabbitMQ then gets no hints (messages that a task is due) of their jobs. Only its polls find
+    these jobs. By default the worker polls ten times a second if RabbitMQ starts late, and twice a second otherwise.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

@@ -7,8 +7,8 @@ has the rows of both tables. A single statement moves an event, so an event is a
 The view also derives events from rows of `job` and `task` (migration 0044). No table stores these events, and they last
 as long as the job. An update of the task's row may remove the values from which the view derives an event. Then a
 trigger writes the event, with the time at which it happened. If the event is older than a day, the trigger writes it
-into `kept_event` (migration 0047). In the table `event`, this event could be lost, because housekeeping may already
-have moved the other events of that day, and would drop this event with the day.
+into `kept_event` (migration 0047). In the table `event`, this event could be lost. Housekeeping may already have moved
+the other events of that day, and would then drop this event with the day.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 # Moves a day's events of existing jobs to `kept_event`. $1 and $2: the day's start and end. $3: the last job of the
 # previous statement. $4: the most jobs of one statement. `candidate`: the next jobs with events of that day.
 # `existing_job`: the candidates that are not deleted. All statements of the platform lock jobs in the order of their
-# ids, because two statements could deadlock otherwise. The cost depends on the events of that day, not on the number of
-# jobs, because PostgreSQL reads the index of the day's partition, and finds each job by its key.
+# ids, because two statements could deadlock otherwise. The cost depends on the events of that day, and not on the
+# number of jobs. PostgreSQL reads the index of the day's partition, and finds each job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (

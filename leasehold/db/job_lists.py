@@ -14,7 +14,7 @@ key or a scope, and jobs of pipelines whose name contains the text. A UUID in th
 has this id, the UUID is searched as a text, because dedupe keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk. Such a
-term can miss a job whose id has another time than its row. An id has another time if a program makes the id of a run up
+term can miss a job whose id has another time than its row. The two times differ if a program makes the id of a run up
 to a day before it submits the run, or if the program's clock is wrong.
 """
 
@@ -597,8 +597,8 @@ async def next_walk_part(connection: Connection, listing: Listing, limit: int) -
 
 
 async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
-    """How many jobs match, and whether the number is exact. If more than MAX_COUNTED jobs match, or the walk ended
-    early, the number is PostgreSQL's estimate, but at least the number of the jobs that were counted.
+    """How many jobs match, and whether the number is exact. The number is exact up to MAX_COUNTED, unless the walk
+    ended early. Otherwise the number is PostgreSQL's estimate, but at least the number of the counted jobs.
     """
     listing = await narrowed_to_text(connection, listing)
     (count_row,) = await _fetch(connection, listing.count())

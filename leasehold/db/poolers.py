@@ -53,8 +53,8 @@ async def check_pooler(settings: Settings) -> None:
 
 async def refuse_shared_sessions(settings: Settings) -> None:
     """Raises BadSetting for a pooler that shares sessions among its clients. No migration may run through such a
-    pooler, because the advisory lock and the lock_timeout of `leasehold migrate` would stay in a session that other
-    clients use. Raises an error of TRY_AGAIN if PostgreSQL does not answer.
+    pooler. The advisory lock and the lock_timeout of `leasehold migrate` would stay in a session that other clients
+    use. Raises an error of TRY_AGAIN if PostgreSQL does not answer.
     """
     try:
         async with (

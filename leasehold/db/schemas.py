@@ -57,8 +57,8 @@ class SchemaState:
 
 
 async def state_of(connection: Connection, schema: Schema) -> SchemaState:
-    """The state of the schema in a database. A revision that this release does not know counts as newer, because a
-    later release may migrate while processes of this release still run.
+    """The state of the schema in a database. A revision that this release does not know counts as newer. A later
+    release may migrate while processes of this release still run.
     """
     revisions = await asyncio.to_thread(known_revisions, schema.versions)
     revision: str | None = None

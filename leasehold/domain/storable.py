@@ -26,9 +26,8 @@ class NotStorable(ValueError):
 def encode_storable(value: Any) -> bytes:
     """The JSON of `value`, which is made of lists, dicts and JSON's scalars.
 
-    Raises NotStorable in three cases: for a text with a NUL character, because PostgreSQL refuses it; for an integer
-    beyond 64 bits, because readers would round it; and for NaN and infinity, because JSON has no such numbers and
-    readers would get null.
+    Raises NotStorable for three kinds of values. PostgreSQL refuses a text with a NUL character. Readers would round an
+    integer beyond 64 bits. NaN and infinity do not exist in JSON, so readers would get null.
     """
     try:
         encoded = orjson.dumps(value)

@@ -107,8 +107,8 @@ class Admission:
 
     async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:
         """A shortcut for one run, in place of `submitting`: reserve its place among the tenant's unfinished jobs.
-        Returns False if the caller needs `submitting`, because the settings limit rates or queue depths, or because the
-        tenant is near its bound on unfinished jobs. Raises the same errors as `submitting`.
+        Returns False if the caller needs `submitting`. It is needed if the settings limit rates or queue depths, or if
+        the tenant is near its bound on unfinished jobs. Raises the same errors as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:

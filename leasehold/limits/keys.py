@@ -42,9 +42,8 @@ async def make(
 ) -> NewKey:
     """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: how long
     the key is valid from now, by the database's clock; None: the key never expires. `cell`: the name of the cell that
-    makes the key (a cell is one of several installations, each with tenants of its own); empty: there is only one
-    installation. `seed`: a secret from which the key is made, so that a repeated request makes the same key; None: the
-    key is random.
+    makes the key; empty: there are no cells. (A cell is one of several installations, each with tenants of its own.)
+    `seed`: a secret from which the key is made, so that a repeated request makes the same key; None: the key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """

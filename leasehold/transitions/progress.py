@@ -27,7 +27,7 @@ class Progress:
 
 
 # A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed` hides the condition on `status` from
-# PostgreSQL's planner, so that PostgreSQL finds the tasks by id, and does not read the index of all running tasks.
+# PostgreSQL's planner. So PostgreSQL finds the tasks by id, and does not read the index of all running tasks.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)

@@ -1,5 +1,5 @@
-"""Registers workers, tracks their presence (an advisory lock that each worker's database session holds), and elects the
-worker that leads a role (such as the sweeper, which frees the tasks of lost workers).
+"""Registers workers, tracks their presence, and elects leaders. A worker is present while its database session holds an
+advisory lock. A leader is the one worker that has a role, such as the sweeper's, which frees the tasks of lost workers.
 """
 
 from __future__ import annotations
@@ -304,8 +304,8 @@ SELECT EXISTS (
 
 
 async def has_leader(connection: Connection, role: str) -> bool:
-    """Whether somebody leads `role` and does not drain. A worker that seems dead also counts, until its time as the
-    leader (`until`) has passed, because it may have lost its session only for a moment.
+    """Whether somebody leads `role` and does not drain. A worker that seems dead also counts until the end of its time
+    as the leader (`until`). It may have lost its session only for a moment.
     """
     return bool(await connection.fetchval(_HAS_LEADER, role))
 

@@ -185,8 +185,8 @@ class Context:
         replay gives the same time. The start of another run does not change this time, and a cancel does not change it
         either.
         """
-        # The journal's instants are texts of PostgreSQL, perhaps in another time zone, because a pooler may drop the
-        # session's setting, and earlier releases did not set it.
+        # The journal's instants are texts of PostgreSQL. They may be in another time zone, because a pooler may drop
+        # the session's setting, and earlier releases did not set it.
         return self._driver.active.now.astimezone(UTC)
 
     def uuid(self) -> UUID:

@@ -1,10 +1,10 @@
 """Speculative execution: while an attempt publishes its outputs, the worker already runs the next isolated steps.
 
 So the next step does not wait for the uploads of the previous step. It starts before any attempt holds its lease. This
-is safe, because an isolated step (a step that runs in a child process without network) is a function of its files and
-parameters, and changes nothing outside its directory. An attempt that holds the step's lease and has the same inputs
-uses the result. Without such an attempt, the worker discards the result. If there is room for more runs, the worker
-also runs steps after the next step. Such a step must read nothing that a step in between writes.
+is safe, because an isolated step runs in a child process without network. Its result depends only on its files and
+parameters, and the step changes nothing outside its directory. An attempt that holds the step's lease and has the same
+inputs uses the result. Without such an attempt, the worker discards the result. If there is room for more runs, the
+worker also runs steps after the next step. Such a step must read nothing that a step in between writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leasehold.worker.attempts.inputs import Source
 
 
 def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
-    """The steps after `step`, in order, that may start speculatively: each needs the step before it and no other, and
+    """The steps after `step` that may start speculatively, in order. Each of them needs only the step before it, and
     reads only files that `step` read or wrote.
     """
     readable = {step.name, *step.reads}

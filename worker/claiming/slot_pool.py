@@ -3,8 +3,8 @@ the task, runs the attempt in a slot, and only then ACKs the hint.
 
 A hint announces a task immediately, but a hint may be lost. So the pool also polls, which means that it reads the due
 tasks in the database every few seconds, and whenever the broker may have lost hints. A poll also finds the tasks that
-no hint announces: due retries, snoozed steps (they asked to run again at a later time), and all tasks while the broker
-does not answer.
+no hint announces: due retries, snoozed steps (steps that asked for a pause), and all tasks while the broker does not
+answer.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
 unacknowledged. The broker limits the unacknowledged hints, and may then hold back hints of other tenants. So a crowded
@@ -57,8 +57,8 @@ _LATE_HINT_SECONDS = 0.05
 #: 0.02 s. Then one poll fills all free slots.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 #: If no child process could be started or forked for an attempt, its slot takes no other task until a child can be
-#: made, but at most for _REST_SECONDS. Every _REST_CHECK_SECONDS the slot checks whether a child can be made. So a
-#: worker that cannot make children leaves the tasks to other workers.
+#: made. This rest lasts at most _REST_SECONDS. Every _REST_CHECK_SECONDS the slot checks whether a child can be made.
+#: So a worker that cannot make children leaves the tasks to other workers.
 _REST_SECONDS, _REST_CHECK_SECONDS = 60.0, 1.0
 #: A slot whose claim ended with an unforeseen error takes no other hint for this many seconds. Every claim may end with
 #: this error, for example if a privilege is revoked. Without the pause, the pool would acknowledge all hints of the
@@ -376,9 +376,9 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has sent no query, so other tasks may wait. Perhaps none of their hints is here,
-            # because other hints stay in the broker while the running attempts hold as many unacknowledged hints as the
-            # broker allows.
+            # A poll that found no slot has sent no query, so other tasks may wait. Their hints may still be in the
+            # broker, because it sends no further hint while the running attempts hold as many unacknowledged hints as
+            # it allows.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -401,7 +401,7 @@ class SlotPool:
                 await self._may_poll.wait()
 
     async def _wait_for_slots(self) -> None:
-        """Wait until an attempt has ended, and then a moment for the ends of other attempts, because a poll for one
+        """Wait until an attempt has ended, and then a moment for the ends of other attempts. The reason: a poll for one
         task costs about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
@@ -423,9 +423,9 @@ class SlotPool:
         return attempts - self._ends_left
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
-        """Keep the next free slot for a poll if the pool has been full for `_FAIR_SECONDS`, and during this time other
-        tasks have waited, or may have waited. The poll gives that slot to the tenant that runs the fewest steps. If
-        other tasks are known to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
+        """Keep the next free slot for a poll if other tasks have waited, or may have waited, while the pool was full
+        for `_FAIR_SECONDS`. The poll gives that slot to the tenant that runs the fewest steps. If other tasks are known
+        to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
         """
         if not others_wait or not self._is_full:
             self._full_since = None

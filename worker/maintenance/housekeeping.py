@@ -179,8 +179,9 @@ class Housekeeping:
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
     ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
         """Call `delete` for each unit, for _UNITS_AT_ONCE units at the same time. Stop if the store or the database
-        does not answer. Returns three values: the units whose objects are deleted; the units whose `delete` raised an
-        error that concerns only them, each with its error; and the error of the server that does not answer, or None.
+        does not answer. Returns three values. First: the units whose objects are deleted. Second: the units whose
+        `delete` raised an error that concerns only them, each with its error. Third: the error of the server that does
+        not answer, or None.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []

@@ -59,9 +59,10 @@ _OUTPUT_PREFIX = output_prefix("job_tasks")
 
 def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'") -> str:
     """SQL to append to a statement that has the CTE `job_tasks`. This CTE has tasks of locked jobs, with the columns
-    id, `was` (the task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a
-    condition of the rows `t` and `job_tasks`. $2 is the owner and $3 the duration of the lease. The statement then
-    reads the CTE `numbered_tasks`: a row for each claimed task, with all columns that `claimed_of` needs.
+    id, `was` (the task's status until now) and job_columns. `may_be_claimed` is a condition of the rows `t` and
+    `job_tasks`. The SQL claims the tasks that fulfil this condition. $2 is the owner of the lease, and $3 is its
+    duration. The statement then reads the CTE `numbered_tasks`: a row for each claimed task, with all columns that
+    `claimed_of` needs.
 
     `is_loss`: a condition of the same rows. If it is true, the claim charges the task a loss (an attempt whose worker
     was lost). By default a claim of a running task charges a loss, because the previous worker did not settle the task.

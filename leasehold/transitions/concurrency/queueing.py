@@ -151,8 +151,8 @@ async def _bounds(
     this limit, so its row has the bounds already. Second: the operator has withdrawn the declared limit that this limit
     follows.
     """
-    # `declared_as`: the limit's own name if an operator declared this limit, else the name of the declared limit that
-    # it follows; None if the limit has bounds of its own.
+    # If an operator declared the limit, `declared_as` is the limit's own name. If the limit follows a declared limit,
+    # `declared_as` is the name of that limit. It is None if the limit has bounds of its own.
     followed_names = sorted(
         {
             limit.declared_as

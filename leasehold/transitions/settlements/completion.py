@@ -243,8 +243,8 @@ FROM claimed_steps t JOIN job j ON j.id = t.job_id
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
 # $1 to $3 the leases (guard.py), $4 values. Completes steps that have no outputs, and that no other step needs. Most
-# jobs end with such a step. This statement has only the CTEs that such steps need, because for a small batch PostgreSQL
-# takes as long to start the many CTEs of COMPLETE as to complete the steps.
+# jobs end with such a step. This statement has only the CTEs that such steps need. For a small batch, PostgreSQL takes
+# as long to start the many CTEs of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
 {_completed(condition=f" AND {_IS_LAST}")}{_COMPLETED_TASKS}{_advanced_jobs()}), {_results("$4")}{_VERDICTS}"""
 

@@ -72,9 +72,9 @@ class Failure:
 class Snoozing:
     """A step that is to run again after `delay` seconds. `note`: a note that the step's next attempt reads.
 
-    `missing_handler`: the name (`pipeline.step`) of code that this worker lacks, mostly the code of the step itself; or
-    the names of all code that the step needs (missing_code.py). A worker that has all this code makes the step due
-    earlier. `missing_handler` is None if no code is missing.
+    `missing_handler`: the name (`pipeline.step`) of code that this worker lacks. Mostly this is the code of the step
+    itself. If the step needs the code of several handlers, the text has all their names (missing_code.py). A worker
+    that has all this code makes the step due earlier. `missing_handler` is None if no code is missing.
 
     `by_step`: the step's code ran, and asked to snooze. So the code has not killed its worker, and earlier losses of
     the task (attempts whose worker was lost) no longer count.
