@@ -35,7 +35,7 @@ PATH = "/v1/upload/images"
 MAX_IMAGES = 10
 #: Seconds that the whole request may take.
 _UPLOAD_SECONDS = 300.0
-_EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
+_EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}  # of the keys
 
 
 @router.post(
@@ -92,12 +92,12 @@ class _Form:
         self._services = services
         self._caller = caller
         self._max_bytes = services.settings.generation_source_max_bytes
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # the bytes of the image that is arriving
         self._is_file = False  # whether the part that is arriving is a file
         self._is_named = False  # whether this file has a name
-        self._keys: list[str] = []
+        self._keys: list[str] = []  # of all images of the form, in order
         self._new_keys: dict[str, datetime] = {}  # the keys of images that were not stored before, and when they expire
-        self._error: RequestError | StoreError | None = None
+        self._error: RequestError | StoreError | None = None  # the first error
 
     async def read(self, request: Request) -> list[str]:
         """Read and store the whole form. Returns the keys of its images."""

@@ -19,6 +19,7 @@ from pydantic import Field
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
+#: The longest cursor of the other forms, in characters.
 _MAX_CHARACTERS = 200
 #: The longest cursor of two texts, in characters. A concurrency limit has the longest texts: 400 bytes of UTF-8 for its
 #: tenant and 2,141 for its key, together 2,541 (fleet/operators.py).

@@ -49,7 +49,7 @@ class _Watch(ABC, Generic[_Key]):
         #: The keys of `_waiters`, by owner. Owners and keys stand in the order in which they were read, the latest at
         #: the end.
         self._keys: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()
-        self._query_task: asyncio.Task[None] | None = None
+        self._query_task: asyncio.Task[None] | None = None  # the loop `_watch`
         self._released = False  # True after `release_all`: no request waits any more
 
     @abstractmethod

@@ -27,6 +27,7 @@ router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class
 #: The most items of one request, and the most characters of one text. telemetry/attempt_logs.py has smaller bounds. The
 #: API cuts each text to these smaller bounds before it stores the text.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
+#: The description of the field `first`.
 _FIRST = (
     "The number of the first item among those of this attempt, from 1. If two requests have the same number, only the "
     "first is stored."

@@ -222,6 +222,7 @@ class Connections:
             opened.portal.close()
 
 
+#: All Connections of this process. Each of them gets a new lock after a fork.
 _all_connections: WeakSet[Connections] = WeakSet()
 
 

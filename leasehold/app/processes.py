@@ -128,7 +128,7 @@ class Processes:
     def __init__(self, settings: Settings) -> None:
         # One place for each process that may run at the same time.
         self._places = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
-        self._idle_processes: list[Process] = []
+        self._idle_processes: list[Process] = []  # processes that run no call, and may be reused
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:

@@ -35,6 +35,7 @@ _DESTRUCTIVE = ToolAnnotations(read_only_hint=False, destructive_hint=True, open
 
 #: For how long a tool repeats a request that the API does not answer, in seconds.
 _PATIENCE_SECONDS = 20.0
+# The types of three parameters that several tools have.
 JobId = Annotated[str, Field(description="The id of a job of any kind, such as a run.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
 Cursor = Annotated[str | None, Field(description="The `next_cursor` of the answer before, to go on after it.")]

@@ -150,14 +150,15 @@ class Listing:
         self._scope, self._filter, self._before, self._bound = scope, job_filter, before, bound
         self._max_read = MAX_READ if max_read is None else max_read
         self._parameters = _Parameters()
+        # SQL: the parameter with the tenant. None: the listing is of all tenants.
         self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
         self._queue_condition: str | None = None  # SQL: the task `t` is in the queue of the filter
-        self._conditions = self._conditions_of_filter()
+        self._conditions = self._conditions_of_filter()  # SQL: the job `j` matches
         # The statement of `estimate` uses only the parameters that the conditions have added up to here. The later
         # parameters are not passed to that statement, because PostgreSQL refuses a parameter that a statement does not
         # use.
         self._condition_value_count = len(self._parameters.values)
-        self._id_conditions = self._conditions_on_ids()
+        self._id_conditions = self._conditions_on_ids()  # the ends of the walk
         #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain this
         #: text. It is None if the filter has no text, or if another term is the driver. `_driver_by_kind` sets this
         #: attribute.
@@ -493,6 +494,7 @@ class Listing:
 _EARLIEST = datetime.fromisoformat("1970-01-01T01:00:00+00:00")
 
 
+# $1 the id, $2 the tenant (NULL: any tenant).
 _IS_JOB = """
 -- is_job
 SELECT EXISTS (SELECT 1 FROM job WHERE id = $1 AND ($2::text IS NULL OR tenant_id = $2))

@@ -11,6 +11,7 @@ import orjson
 
 from leasehold.domain.json_pointer import pointer_to
 
+#: A reason of NotStorable. `path_to_non_finite` looks for this reason.
 _NOT_FINITE = "JSON has neither NaN nor infinity"
 
 

@@ -102,7 +102,9 @@ class Admission:
 
     def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:
         self._settings = settings
+        # The unfinished jobs and the stored bytes of each tenant.
         self._usage = Usage(settings, [kind.stored for kind in kinds if kind.stored is not None])
+        # Bounds the bytes of a tenant's unfinished uploads.
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:

@@ -43,6 +43,8 @@ SELECT count(*) FROM download
 WHERE key_prefix = $2 AND tenant_id = $1 AND finished_at IS NULL AND lapses_at > clock_timestamp()
   AND started_at > clock_timestamp() - interval '1 hour'
 """
+# $1 the download, $2 the tenant, $3 the key's prefix, $4 the bytes that are charged, $5 the seconds until the row
+# lapses.
 _INSERT = """
 -- download
 INSERT INTO download (id, tenant_id, key_prefix, bytes, lapses_at)

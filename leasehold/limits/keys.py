@@ -20,6 +20,7 @@ from leasehold.limits.bounds import check_room
 from leasehold.security import credentials
 from leasehold.security.credentials import NewKey
 
+# $1 the prefix, $2 the tenant (NULL: any tenant).
 _FIND = """
 -- key_find
 SELECT prefix, tenant_id, client_id, scopes FROM api_key

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from leasehold.domain.kind import Kind
 
+#: A scope with this prefix names a role.
 ROLE_PREFIX = "role:"
 #: From the weakest role to the strongest.
 NAMES = ("viewer", "operator", "admin")

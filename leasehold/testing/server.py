@@ -39,7 +39,7 @@ class TestServer:
     def __init__(self) -> None:
         self.portal = Portal("leasehold testing")
         self._stack = ExitStack()
-        self._url = os.environ.get(VARIABLE, "")
+        self._url = os.environ.get(VARIABLE, "")  # of the server; empty until this object has started it
         self._template: str | None = None  # the URL of the migrated database that `database` copies
 
     def __enter__(self) -> Self:

@@ -51,6 +51,7 @@ _TARGETS = {
     for action, is_target in _IS_TARGET.items()
 }
 
+# $1 the operation, $2 its tenant, $3 to $5 the jobs, the codes and the details.
 RECORD = """
 -- operation_record
 INSERT INTO operation_refusal (operation_id, job_id, tenant_id, code, detail)
@@ -82,6 +83,7 @@ async def lock(
     return rows, [row["id"] for row in locked_by_others]
 
 
+# $1 the canary jobs, $2 only jobs of this tenant (NULL: of any tenant).
 _CANARY = """
 -- operation_canary
 SELECT count(*) FILTER (WHERE j.finished_at IS NULL) AS unfinished,

@@ -216,6 +216,7 @@ async def dead(connection: Connection) -> list[UUID]:
     return [row["id"] for row in await connection.fetch(DEAD)]
 
 
+# $1: the workers that were not seen for this time are deleted.
 _FORGET_WORKERS = f"""
 -- forget_workers
 WITH ended AS (
@@ -233,6 +234,7 @@ async def forget_workers(connection: Connection, silent: float) -> None:
     await connection.execute(_FORGET_WORKERS, timedelta(seconds=silent))
 
 
+# $1: the handlers that were not seen for this time are deleted. $2: at most this many handlers are kept.
 _FORGET_HANDLERS = """
 -- forget_handlers
 DELETE FROM known_handler k
@@ -293,6 +295,7 @@ async def keep_lead(connection: Connection, role: str, owner: UUID, ttl: float) 
     return row_count(status) == 1
 
 
+# $1 the role.
 _HAS_LEADER = """
 -- has_leader
 SELECT EXISTS (

@@ -100,7 +100,7 @@ class InlineAttempt:
         self.opened = opened
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
-        self.used_directory = False
+        self.used_directory = False  # whether the handler has used `directory`, which must then be removed
         self._log_source = attempt_logs.source()  # has the recorder of this attempt's log lines and chunks
 
     @property
@@ -320,7 +320,7 @@ class InlineAttempts:
         self._announcer = announcer
         self._threads = Threads(settings.worker_threads, on_most_stuck)
         self.workflows = Workflows(settings, pool, store, journals, self._threads)
-        self._blocked_after = settings.loop_blocked_seconds
+        self._blocked_after = settings.loop_blocked_seconds  # `Watched` reports handlers that block the loop longer
         self._plain: dict[tuple[str, str], bool] = {}  # (pipeline, step) -> the answer of `_is_plain`
 
     def close(self) -> None:

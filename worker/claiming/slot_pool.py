@@ -142,7 +142,7 @@ class SlotPool:
         self._poll_seconds = poll_seconds
         self._shares = Shares(slots, reserve)
         self._hints = Hints(self._shares)
-        self._attempts: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Task[None]] = set()  # the asyncio tasks of the attempts that run
         self._lent = 0  # slots of attempts that only wait for a thread or a process
         self._acks: set[asyncio.Task[None]] = set()  # acknowledgements of hints that need no slot
         self._followed_hints = 0  # unacknowledged hints whose attempts run
@@ -150,7 +150,7 @@ class SlotPool:
         self._keeps_next_slot = False  # the next free slot is kept for a poll
         self._others_wait = False  # after the last poll, other tasks were known to wait for a slot
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
-        self._poll_requested = False
+        self._poll_requested = False  # `poll_soon` was called since the last poll began
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
         # Set when a poll is requested, when the slot that is kept for a poll becomes free, and when the pool stops.
         self._may_poll = asyncio.Event()

@@ -42,7 +42,7 @@ class Leadership:
     def __init__(self, worker: UUID, seconds: float) -> None:
         self._worker = worker
         self._seconds = seconds
-        self._until = float("-inf")
+        self._until = float("-inf")  # when the leadership ends without a renewal
 
     def __bool__(self) -> bool:
         return monotonic() < self._until
@@ -66,7 +66,7 @@ class Takeover:
         self._announcer = announcer
         #: The workers that were dead at the last turn. duties.py also reads this attribute.
         self.dead: tuple[UUID, ...] = ()
-        self._hurry_until = 0.0
+        self._hurry_until = 0.0  # until then, every turn reads expired leases
         # Decides when the next query for expired leases is due.
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 

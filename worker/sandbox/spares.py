@@ -30,13 +30,13 @@ class Spares:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
+        self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()  # the spare children
         self._missing = asyncio.Semaphore(SPARE_CHILDREN)  # how many spare children `_fill` still has to fork
         self._exhausted = asyncio.Event()  # set when no spare child is left
         self._idle: set[ChildProcess] = set()  # the children in `_waiting`
         self._failed = False  # the last start of a zygote, or the last fork, has failed
         self._zygote: Zygote | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None  # the loop `_keep_zygote`
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)
         self.isolation = ""  # the kernel's mechanisms that confine the children, as text from the zygote
 

@@ -60,6 +60,7 @@ class MediaView:
     outputs: Mapping[str, OutputView]  # by key
 
 
+# $1 the picture, $2 the tenant.
 FIND_MEDIA = f"""
 -- media_find
 SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.created_at, m.updated_at, m.job_id,

@@ -23,6 +23,7 @@ from leasehold.pipelines.media.pipeline import MediaParams, media
 from leasehold.pipelines.media.pixels import fit, flatten, shrink, upright, upright_size
 from leasehold.pipelines.media.variants import VARIANTS, Variant
 
+#: The names of three outputs: the resized JPEG, the small JPEG, and the final WebP.
 RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"

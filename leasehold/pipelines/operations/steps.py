@@ -105,7 +105,7 @@ class _OperationAttempt:
         self._operation: Operation = attempt.params
         self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
-        self._ends_at = monotonic() + _ATTEMPT_SECONDS
+        self._ends_at = monotonic() + _ATTEMPT_SECONDS  # after this time the attempt snoozes
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: The values that `before` and `walked` of the progress get once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)

@@ -215,6 +215,7 @@ LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
+# Deletes those of the limits $1 (tenants) and $2 (keys) that no job names.
 _FORGET_UNUSED = """
 -- gates_unused
 DELETE FROM gate g USING unnest($1::text[], $2::text[]) AS unused(tenant_id, key)

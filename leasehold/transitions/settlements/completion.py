@@ -86,6 +86,7 @@ def _completed(columns: str = "", condition: str = "") -> str:
 """
 
 
+#: SQL: the CTE `completed_tasks`, which has the completed tasks, each with the next status of its job.
 _COMPLETED_TASKS = """), completed_tasks AS MATERIALIZED (
     -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
