@@ -21,6 +21,7 @@ from leasehold.domain.tags import NAME
 
 #: A filter has at most this many characters, and this many terms.
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
+#: The name of a kind. The next pattern is for the name of a queue or of a template.
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 #: A length of time: `90s`, `2h`.
@@ -28,6 +29,7 @@ _LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: The key of a term, with its colon: `kind:`, `tag.customer:`, `payload./a/b:`. A term without a key is a text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
+#: A value in quotes (group 1 is the text between them), and an escaped character in such a value.
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
 #: A value that needs no quotes.
 _PLAIN = re.compile(r'[^\s"]+')
@@ -60,10 +62,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `waited`: how many seconds the job may have waited for its start.
-    `duration`: how many seconds the job may have run. `payload`: for each term, the JSON pointer (split into keys and
-    list positions), and the value that the payload must have there. `positions`: {key of a term: the character at which
-    the term begins}, for errors.
+    """The terms of a filter. A job must fulfil all of them. A field is None or empty if the filter has no such term.
+
+    `waited`: for how many seconds the job has waited for its start. `duration`: for how many seconds it has run.
+    `payload`: for each such term, the JSON pointer (split into keys and list positions), and the value that the payload
+    must have there. `positions`, for errors: key of a term -> the character at which the first such term begins.
     """
 
     kind: str | None = None
@@ -84,7 +87,7 @@ class JobFilter:
     positions: dict[str, int] = field(default_factory=dict)
 
     def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
-        """The error about the term with this key. Without such a term, the error points to character 1."""
+        """The error about the term with this key. If the filter has no such term, the error names character 1."""
         return InvalidFilter(self.positions.get(key, 1), sentence, code)
 
 
@@ -113,7 +116,7 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 
 def quoted(value: str) -> str:
-    """The value as it stands in a filter: in quotes if it needs them. The value must not be empty, because `parse`
+    """The value as a filter contains it: in quotes if it needs them. The value must not be empty, because `parse`
     refuses a term without a value.
     """
     if _PLAIN.fullmatch(value):
@@ -185,6 +188,7 @@ class _FilterBuilder:
         self._payload: list[tuple[tuple[str, ...], str]] = []
         self._texts: list[str] = []
         self._positions: dict[str, int] = {}
+        # The functions for the terms that are more than one value for one field. _READERS has the other keys.
         self._adders: dict[str, Callable[[_Term], None]] = {
             "": lambda term: self._texts.append(term.value),
             "tag": self._add_tag,
@@ -210,7 +214,7 @@ class _FilterBuilder:
         adder = self._adders.get(term.key)
         if adder is not None:
             adder(term)
-        else:
+        else:  # the term's value becomes the field that has the key as its name
             self._set(term, term.key, _READERS[term.key](term))
 
     def _set(self, term: _Term, name: str, value: object) -> None:
