@@ -69,7 +69,7 @@ _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "im
 @router.get("/jobs/{job_id}")
 async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    access = await find(services, caller, job_id)
+    access = await find(services, caller, job_id)  # the job's row and kind; raises NotFound or Gone
     # `acting_caller`: the caller, with the job's tenant in place of the tenant of an operator's key.
     tenant_id, now = access.acting_caller.tenant_id, datetime.now(UTC)
     body = answer(access)
@@ -125,8 +125,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
-    """How many things the job has beyond the first `shown` things, as text. The text ends in `+` if `at_most` things
-    were read, because the job may have more. Returns None if the page shows all things.
+    """How many things the job has beyond the first `shown` things, as text. If `at_most` things were read, the job may
+    have more, and the text ends in `+`. Returns None if the page shows all things.
     """
     if len(things) <= shown:
         return None
@@ -357,7 +357,8 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
     max_depth = services.settings.json_max_depth
     payload = payload_of(inputs_of(schema), form, max_depth)
-    problem = refusal(orjson.dumps(payload), max_depth)  # checked again: a field's JSON is one level deeper in it
+    # Check the depth once more: `payload_of` has checked the JSON of each field, but in `payload` it is a level deeper.
+    problem = refusal(orjson.dumps(payload), max_depth)
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)

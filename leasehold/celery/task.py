@@ -1,4 +1,4 @@
-"""`CeleryTask`: a function of a Celery program. A leasehold task with the parameters `args` and `kwargs` calls it."""
+"""`CeleryTask`: a function of a Celery program. A Leasehold task with the parameters `args` and `kwargs` calls it."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ class CeleryTask(Lacking):
         except (Retry, *OVERTAKEN):
             raise  # a Retry comes from `self.retry`, which has checked the limit
         except StepError as error:
-            # A Retryable ends the run in two cases: if it is the `exc` that `self.retry` raised after the last retry,
-            # or if the function itself raised it after `max_retries` retries.
+            # A Retryable ends the run in two cases: it is the `exc` that `self.retry` raised after the last retry, or
+            # the function itself raised it after `max_retries` retries (`options.times`).
             if isinstance(error, Retryable) and (
                 error is bound_self.last_error or request.retries >= self.options.times
             ):
@@ -305,9 +305,10 @@ class _BoundSelf:
         throw: bool = True,
         **other_options: Any,
     ) -> NoReturn:
-        """Raises Retry, so that the run is tried again. After the last retry, this raises `exc` instead or, without
-        `exc`, MaxRetriesExceededError. If the program has called the function directly, the run cannot be tried again:
-        this raises `exc` or, without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
+        """Raises Retry, so that the run is tried again. After the last retry, raises `exc` instead or, without `exc`,
+        MaxRetriesExceededError. If the program has called the function directly, there is no run that can be tried
+        again. Then this method raises `exc` or, without `exc`, Retry. `max_retries` replaces the `max_retries` of the
+        task, up to 1,000.
 
         Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """

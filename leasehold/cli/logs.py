@@ -59,7 +59,8 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     end has no lines, because then no further line can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer now; later this waits for the API, and says so
+    # Raise now if the API does not answer. Later, `pause_for` waits for the API, and says so.
+    client.get(path)
     has_ended = False  # whether the job had already ended when this stream began
     while True:
         cursor_before = after
@@ -67,7 +68,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
             for event in client.stream(f"{path}/logs", last_event_id=str(after), step=step, attempt=attempt):
                 yield event.data
                 after = event.data["n"]
-            if cursor_before == after:
+            if cursor_before == after:  # the stream had no lines
                 if has_ended:
                     return
                 has_ended = client.get(path)["status"] in ENDED

@@ -39,8 +39,8 @@ TIMED_OUT: tuple[type[Exception], ...] = (TimeoutError, asyncpg.QueryCanceledErr
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. It may after each error of TRY_AGAIN. Exception: asyncpg raises an
-    InterfaceError that is also a ValueError for a value that it cannot encode, and a repetition would fail again.
+    """Whether a repetition may succeed after this error. It may succeed after each error of TRY_AGAIN, except an error
+    that is also a ValueError. asyncpg raises such an InterfaceError for a value that it cannot encode.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

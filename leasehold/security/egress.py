@@ -74,7 +74,8 @@ class EgressRefused(LeaseholdError):
 
 class EgressFailed(LeaseholdError):
     """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
-    large. `sent`: False if it is certain that no server got the request. (A redirect means that a server got it.)
+    large. `sent`: False if certainly no server got the request. After a redirect `sent` is True, because the server
+    that redirected got the request.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -114,8 +115,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A download's answer. `size`: the file's size in bytes. `head`: its first 512 bytes. If the status is not 200, no
-    file was written. Then `size` is 0 and `head` is empty.
+    """A download's answer. `size`: the file's size in bytes. `head`: the file's first 512 bytes. If the status is not
+    200, no file was written. Then `size` is 0 and `head` is empty.
     """
 
     status: int
@@ -143,8 +144,9 @@ class _Request:
     def redirected(self, target: Target, location: str) -> _Request:
         """The request that follows a redirect of `target` to `location`. Raises EgressRefused.
 
-        Another server gets no headers, because they may hold credentials for the first server. Every method but HEAD
-        becomes GET, so no body is sent twice. (Browsers repeat the method after 307 and 308.)
+        If `location` is on another server, the request has no headers, because they may hold credentials for the first
+        server. Every method but HEAD becomes GET, so no body is sent twice. (Browsers repeat the method after 307 and
+        308.)
         """
         next_url = _redirect_target(target.url, location)
         is_same_server = (next_url.scheme, next_url.netloc) == (target.url.scheme, target.url.netloc)
@@ -172,9 +174,9 @@ class Egress:
         _keep_urls_out_of_logs()
         self._allowed = allowed
         self._keepalive = keepalive
-        #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps none. A client finds a
-        #: kept connection by its IP address, but the certificate was checked for one host name. So two hosts must not
-        #: use the same connection, even if they have the same address.
+        #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps no connections. A
+        #: client finds a kept connection by its IP address, but the certificate was checked for one host name. So two
+        #: hosts must not use the same client, even if they have the same address.
         self._clients: dict[str, httpx2.AsyncClient] = {}
 
     @classmethod
@@ -216,6 +218,7 @@ class Egress:
         return Target(parsed, host, str(addresses[0]))
 
     def _check_addresses(self, addresses: Sequence[Address], port: int) -> None:
+        # `addresses`: the addresses of the host; empty: the host is a name that has not been resolved.
         if not all(self._may_connect(address) for address in addresses):
             raise EgressRefused("address_private", "The host has an address that is not public.")
         if port not in PORTS and not (addresses and all(self._is_allowed(address) for address in addresses)):
@@ -236,9 +239,9 @@ class Egress:
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
         many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if the
-        caller needs only the status and the headers; then a body that is too large, or does not end, is no error.
-        `lookups`: a list to which this method adds the future of each name resolution, because the thread of the
-        resolution may outlast the request.
+        caller needs only the status and the headers. In this case a body that is too large, or does not end, is no
+        error. `lookups`: a list to which this method adds the future of each name resolution. A caller that must know
+        when the thread of a resolution has ended needs it, because this thread may outlast the request.
 
         Raises EgressRefused (also after one redirect too many), EgressFailed or AnswerTooLarge.
         """
@@ -414,7 +417,7 @@ def _authorities() -> ssl.SSLContext:
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body's bytes as they were sent, not decompressed, because a few kilobytes could become gigabytes.
+    """The body's bytes as they were sent. They are not decompressed, because a few kilobytes could become gigabytes.
 
     Raises AnswerTooLarge.
     """
