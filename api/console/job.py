@@ -1,5 +1,5 @@
-"""The page of a job: its parameters, its timeline, why it waits, its outputs, and the forms to cancel, retry, signal or
-delete it.
+"""The page of a job: its parameters, its timeline, why it waits, and its outputs. Also the forms to cancel, retry,
+signal or delete the job, and the pictures among its outputs.
 """
 
 from __future__ import annotations
@@ -296,9 +296,9 @@ async def _answer_conflict(
     request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done_sentence: str
 ) -> Response:
     """Answer an act that the job's state does not allow any more, because the page was stale or somebody else was
-    faster. The next page shows a sentence about what the state is now, and who did what last. If the person pressed the
-    button twice, the first press has done the act, and the sentence is `done_sentence`. Raises `error` if its cause is
-    not the job's state.
+    faster. The next page shows a sentence: the present state of the job, and the latest act on it. If the person
+    pressed the button twice, the first press has done the act, and the sentence is `done_sentence`. Raises `error` if
+    its cause is not the job's state.
     """
     if error.code != "resource_invalid_state":
         raise error

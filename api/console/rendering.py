@@ -30,8 +30,8 @@ from leasehold.domain.job_filter import quoted
 from leasehold.transitions.jobs import EXTERNAL
 
 #: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. The
-#: Referrer-Policy is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page, as
-#: it does with the forms of other sites.
+#: Referrer-Policy is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page. If
+#: the browser sends no `Sec-Fetch-Site`, the console would refuse such a form (`check_origin` in session.py).
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -211,8 +211,9 @@ def is_path(text: str) -> bool:
 
 
 def form_idempotency_key(request: Request, *names: str) -> str:
-    """An idempotency key for a form. With the same key, a second press of the form's button does nothing. A page that
-    is rendered in a later minute has another key, because the person may want to repeat the act.
+    """An idempotency key for a form. `names`: the words and ids that distinguish this form from others. With the same
+    key, a second press of the form's button does nothing. A page that is rendered in a later minute has another key,
+    because the person may want to repeat the act.
     """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"

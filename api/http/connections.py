@@ -2,7 +2,8 @@
 the size of a request's head (its URL and its headers).
 
 `guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way. It
-would wait forever for the first head on a connection, and for the end of a head that has begun.
+would wait forever for the first head on a connection, and for the end of a head that has begun. `allow_files` raises
+the process's limit of open files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MAX_HEAD_BYTES = 64 * 1024
 #: Each header counts as this many bytes in addition to its text, because many small headers take more memory than a few
 #: large headers.
 HEADER_COSTS = 128
-#: Requests that a client may send on one connection before it has the answers to its earlier requests (pipelining).
+#: A client may send at most this many requests on one connection before it has the answer to an earlier request
+#: (pipelining).
 MAX_PIPELINED = 4
 #: If the API answers before a request's body is complete, it reads and discards the rest of the body for at most this
 #: long, because most clients read the answer only after they have sent the whole body.

@@ -20,8 +20,7 @@ from leasehold.domain.storable import storable_text
 
 HEAD = struct.Struct(">BQQ")  # the kind, the number of the call in this process, and the length of the body
 
-#: The call number in a frame from a thread of the process that belongs to no known call. The first call has the number
-#: 1.
+#: The call number in a frame, such as a LOG, from a thread whose call is unknown. (The first call has the number 1.)
 NO_CALL = 0
 
 

@@ -19,7 +19,7 @@ from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
 from leasehold.client.models import ENDED
 
-_PAGE_LINES = 1000  # the most that the API returns
+_PAGE_LINES = 1000  # the API returns at most this many lines at once
 #: The pause after a stream that had no lines, in seconds.
 _PAUSE_SECONDS = 1.0
 #: The style of a line of each level, for Rich.
@@ -47,7 +47,7 @@ def _pages(
     client: ApiClient, job: str, after: int | None, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
     path = f"/v1/jobs/{path_part(job)}/logs"
-    while after is not None:
+    while after is not None:  # None: the last page has been read
         page = client.get(path, after=after, step=step, attempt=attempt, limit=_PAGE_LINES)
         yield from page["lines"]
         after = page["next_after"]

@@ -84,9 +84,9 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
 
 # A row of job_stream holds `n` chunks, as a row of job_log holds lines. `restarts` in the result: the row's first chunk
 # is the first stored chunk of an attempt that starts the stream of its step anew. The column `restarts` is true in
-# every row of such an attempt, so the statement also checks that the attempt has no earlier row. (The attempt's first
-# chunks may have been refused. So the number of a chunk in its attempt would not do.) `superseded`: a later attempt has
-# started the stream anew, so the row's chunks are void.
+# every row of such an attempt, so the statement also checks that the attempt has no earlier row. (It does not check
+# that the chunk is the attempt's number 1, because the attempt's first chunks may have been refused.) `superseded`: a
+# later attempt has started the stream anew, so the row's chunks are void.
 STREAM_PAGE = """
 -- stream_page
 SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.chunks, s.at,

@@ -100,7 +100,8 @@ run = Table(
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
     # A tick makes only one run, even with many schedulers and after any crash.
     Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
-    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # text search
+    # For the search of jobs by a text, which may be a `scope_id`.
+    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),
     Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
 )
 

@@ -1,5 +1,5 @@
 """Declares the tables of workflows: the journal, and the signals that clients send. The journal has the calls of each
-workflow with their results. With these a worker resumes the workflow. tables.py declares the tables of jobs and tasks.
+workflow with their results, from which a worker resumes the workflow. tables.py declares the tables of jobs and tasks.
 
 A change here needs a migration.
 """

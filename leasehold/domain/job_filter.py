@@ -93,7 +93,9 @@ class JobFilter:
 
 @dataclass(slots=True)
 class _Term:
-    """`KEY:VALUE`, `KEY.DETAIL:VALUE`, or a text. The positions of the term and of its value are counted from 1."""
+    """`KEY:VALUE`, `KEY.DETAIL:VALUE`, or a text. `position` and `value_position`: the first characters of the term and
+    of its value, counted from 1.
+    """
 
     key: str  # empty: the term is a text
     detail: str | None  # NAME of `tag.NAME`, POINTER of `payload.POINTER`
@@ -188,7 +190,8 @@ class _FilterBuilder:
         self._payload: list[tuple[tuple[str, ...], str]] = []
         self._texts: list[str] = []
         self._positions: dict[str, int] = {}
-        # The functions for the terms that are more than one value for one field. _READERS has the other keys.
+        # The key of a term -> the function that adds the term. The terms of all other keys are read by _READERS, occur
+        # at most once, and are the value of one field.
         self._adders: dict[str, Callable[[_Term], None]] = {
             "": lambda term: self._texts.append(term.value),
             "tag": self._add_tag,
@@ -289,7 +292,7 @@ def _read_pointer(term: _Term) -> tuple[str, ...]:
 
 
 def _reader_of_names(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
-    """A function that reads the value of a term. It refuses a value that does not match the pattern."""
+    """Make a function that reads the value of a term, and refuses a value that does not match the pattern."""
 
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
@@ -315,8 +318,8 @@ def _read_id(term: _Term) -> UUID:
         raise InvalidFilter(term.value_position, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
 
 
-#: The key of a term -> the function that reads the term's value. The keys that are not here have a function in
-#: `_FilterBuilder._adders`, because their terms need more than a single value.
+#: The key of a term -> the function that reads the term's value. All other keys have a function in
+#: `_FilterBuilder._adders`.
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _reader_of_names(_WORD),
     "status": _read_status,

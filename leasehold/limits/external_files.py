@@ -50,8 +50,8 @@ _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# Abandons files of attempts that have ended, because such an attempt can no longer complete with its files. `most =
-# -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
+# Abandons files of attempts that have ended, because such an attempt can no longer complete with its files.
+# `most = -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
 _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
@@ -177,7 +177,7 @@ class Files:
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[UploadedFile]) -> list[Output]:
         """Read the files' bytes from the store, and return the files as outputs. Holds no connection while it reads.
 
-        If the lease is lost, this reads nothing and returns an empty list, because `complete` then reports the lost
+        If the lease is lost, `check` reads nothing and returns an empty list, because `complete` then reports the lost
         lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:

@@ -1,4 +1,6 @@
-"""Transient errors of PostgreSQL, after which the same statement may succeed on a new connection."""
+"""Transient errors of PostgreSQL, after which the same statement may succeed on a new connection. `until_answered`
+repeats work after such errors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from leasehold.runtime.gather import check_not_cancelled
 
 _Result = TypeVar("_Result")
 
-#: The errors of three causes:
+#: Errors that have one of three causes:
 #: - The connection is lost.
 #: - The server cannot do the work now: it shuts down, is read-only because it was demoted, lacks disk, memory or
 #:   connections, or its disk fails.

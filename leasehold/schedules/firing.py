@@ -56,8 +56,8 @@ _LONGEST_COUNT = timedelta(days=3650)
 #: Either a template with the parameters for the schedule's runs, or an error because of which it can have no run.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
-#: The name of this duty (a maintenance loop) in the table `quarantine`. A schedule that could not be fired has a row in
-#: this table until a worker tries it again. The condition `not_in` leaves such schedules out.
+#: The name of this duty (a maintenance loop) in the table `quarantine`. If a schedule could not be fired, a row of this
+#: table sets it aside until its next try. The condition `not_in` leaves such schedules out.
 DUTY = counted("schedules")
 
 # SQL: the pipeline of the handler `h.name`. A handler is the code of a step, named `pipeline.step`.
@@ -178,10 +178,10 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
-# $3: whether the refusal counts in `failures`. An error of the firing itself counts, and so does a run that is refused
-# as Invalid. Other refusals do not count, because they may end without a change of the schedule. $4: `failures` before
-# this firing. One firing adds at most 1 for all its ticks, because they are refused for the same reason. If $4 is NULL,
-# the statement adds 1 whenever $3 is true.
+# $1: the schedule. $2: the error. $3: whether the refusal counts in `failures`. An error of the firing itself counts,
+# and so does a run that is refused as Invalid. Other refusals do not count, because they may end without a change of
+# the schedule. $4: `failures` before this firing. One firing adds at most 1 for all its ticks, because they are refused
+# for the same reason. If $4 is NULL, the statement adds 1 whenever $3 is true.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2,
@@ -189,7 +189,8 @@ UPDATE schedule SET last_error = $2,
 WHERE id = $1 RETURNING failures
 """
 
-# `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
+# $1: the schedule. $2: the run's tick (NULL: a client started the run now). `last_run_at`: the newest tick with a run,
+# or the time at which a client started a run of the schedule.
 _RECORD_SUBMISSION = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,
@@ -583,7 +584,7 @@ async def _prepare(
 
 
 async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence[datetime]) -> list[datetime]:
-    """The ticks that have no run yet."""
+    """The ticks among `ticks` for which the schedule has no run yet."""
     rows = await connection.fetch(
         "SELECT tick FROM run WHERE schedule_id = $1 AND tick = ANY($2::timestamptz[])", schedule_id, list(ticks)
     )

@@ -63,8 +63,8 @@ _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
-    """A request that must not be sent. `code`: url_malformed, host_unknown, address_private, port_refused,
-    too_many_redirects or header_malformed.
+    """The request must not be sent, or must not be redirected further. `code`: url_malformed, host_unknown,
+    address_private, port_refused, too_many_redirects or header_malformed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -337,8 +337,8 @@ class Egress:
         return await http.send(http_request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
-        """The HTTP client for the host. It is made only at the first request, because many processes never send a
-        request.
+        """The HTTP client for the host. The client is made only at the first request, because many processes never send
+        a request.
         """
         keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
         key = host if keeps_connections else ""
@@ -386,8 +386,8 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
 
 
 def shown_host(url: str) -> str | None:
-    """The host of a stored URL, for answers and counts. They must not show the rest of the URL, which may contain a
-    secret. Returns None if the URL has no readable host. (Earlier releases accepted such URLs.)
+    """The host of a stored URL. Answers, the audit and metrics show only the host, because the rest of the URL may
+    contain a secret. Returns None if the URL has no readable host. (Earlier releases accepted such URLs.)
     """
     try:
         return urlsplit(url).hostname
@@ -410,8 +410,8 @@ def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The certificate authorities that this process trusts. They are read only once, because that takes a tenth of a
-    second.
+    """The certificate authorities that this process trusts. They are read only once, because to read them takes a tenth
+    of a second.
     """
     return httpx2.create_ssl_context(trust_env=False)
 

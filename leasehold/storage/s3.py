@@ -34,7 +34,7 @@ from leasehold.telemetry.store import REQUESTS
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-# Codes with which the store answers that a key has no object, or that it refuses a conditional put.
+# _MISSING_CODES: the store's error codes for a key that has no object. _REFUSED_CODES: for a refused conditional put.
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
@@ -153,7 +153,7 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 @contextmanager
 def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
-    network as StoreErrors. The messages of these contain the key and the store's code, and never a signed URL.
+    network as StoreErrors. The message of a StoreError contains the key and the store's code, and never a signed URL.
 
     A generator may yield inside the block. If the reader closes the generator early, the request counts as answered,
     because the reader has all the bytes that it needs.

@@ -53,8 +53,8 @@ RETURNING failures
 
 
 def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
-    """SQL condition: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. PostgreSQL
-    reads the list of the units that are set aside once for each statement.
+    """SQL condition: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. A statement
+    with this condition reads the list of the units that are set aside only once.
     """
     return (
         f"{unit} <> ALL(ARRAY(SELECT q.unit::{kind} FROM quarantine q"
@@ -135,7 +135,7 @@ async def run_units(
     itself. Returns the results.
 
     `take(None)` locks and returns the units that are due. `take(unit_key)` locks and returns this one unit if it is
-    still due, and otherwise returns no unit. `key(unit)`: the key of a unit.
+    still due, and otherwise returns no unit. `key(unit)`: the unit's name in the quarantine, which `take` gets.
     """
     units: Sequence[_Unit] = ()
     try:
@@ -172,8 +172,8 @@ async def run_known_units(
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """Make the duty try the unit in its next turn, and count the unit's failures from zero. Call this when a person has
-    changed the unit.
+    """Let the duty select the unit again immediately, and count the unit's failures from zero. Call this when a person
+    has changed the unit.
     """
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 

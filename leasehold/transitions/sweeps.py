@@ -1,5 +1,5 @@
-"""The transitions of the sweeper (a loop of one elected worker). They end overdue leases, jobs past their deadline and
-overdue cancels, and delete old rows.
+"""The transitions of the sweeper (a duty of the leader, the worker that is elected for maintenance). They end expired
+leases, jobs past their deadline, and cancelled jobs that have not stopped in time. They also delete old rows.
 
 A statement that finds its rows by the time at which they are due compares that time with `statement_timestamp()`,
 because PostgreSQL can then search an index. With `clock_timestamp()` PostgreSQL would also read all rows that are not
@@ -367,7 +367,7 @@ async def forgettable_jobs(
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"], row["expires_at"]) for row in rows]
 
 
-#: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past its retention.
+#: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past `expires_at`.
 EXPIRED = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
 
 

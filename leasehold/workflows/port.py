@@ -34,9 +34,10 @@ class Port(Protocol):
         """Write the run that `call` starts, and `record`, the call's row of the journal, in one transaction. If the
         workflow is being cancelled and the run is not detached, write nothing, and return False.
 
-        `wait`: a second row of the journal, which waits for the end of the run. It is given for `ctx.run` of a limited
-        task, whose run does the work of a step. `again`: whether the journal has `record` already, and the run has
-        failed. If so, retry the run instead of writing a new run, and write only `wait`.
+        `wait`: a second row of the journal, which waits for the end of the run. It is given for `ctx.run` of a task
+        with a concurrency limit, because a run of its own does the work of this call. `again`: whether the journal has
+        `record` already, and the run has failed. If so, retry the run instead of writing a new run, and write only
+        `wait`.
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:

@@ -29,7 +29,7 @@ class OutputCache:
             self._bytes -= len(self._outputs.popitem(last=False)[1])
 
     def find(self, key: str, sha256: str | None) -> bytes | None:
-        """The cached bytes, or None. With an unknown digest (`sha256` is None) this finds nothing, because the object
-        may have changed since it was cached.
+        """The cached bytes, or None. If the digest is unknown (`sha256` is None), the result is None, because the
+        object may have changed since it was cached.
         """
         return None if sha256 is None else self._outputs.get((key, sha256))

@@ -211,8 +211,8 @@ def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[
 
 def _waits_of(new: NewJob, needs: set[str]) -> tuple[int, datetime | None]:
     """For one step: for how many other steps it waits, and the time before which it must not start (None: no such
-    time). `needs`: the names of the steps for which it waits. Only a step without `needs` gets the time. Each step with
-    `needs` starts after a step that has the time.
+    time). `needs`: the names of the steps for which it waits. Only a step without `needs` gets the time, because all
+    other steps start later anyway.
     """
     waiting_on = len(needs)
     not_before = new.not_before if waiting_on == 0 else None

@@ -1,4 +1,6 @@
-"""`replay`: a failed job runs again, from its failed step or from another step that the caller names."""
+"""`replay`: a failed job runs again, from its failed step or from another step that the caller names. `replay_together`
+replays several simple jobs in one statement.
+"""
 
 from __future__ import annotations
 
@@ -167,10 +169,10 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-# $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Each of these
-# steps then waits for two kinds of the steps that it needs: those that also run again, and those that have not
-# succeeded (REPLAY revives them).
+# $1: the job. $2: the name of a step. This step, and all steps that need it directly or indirectly, run again. This
+# statement deletes their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives
+# them. Each step that runs again then waits for those of its needed steps that also run again, or that have not
+# succeeded (REPLAY also revives the latter).
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
 # the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.
@@ -253,8 +255,8 @@ class AdmissionTerms:
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
     """A replayed job that waits at its concurrency limits. It implements the protocol `concurrency.LimitedJob`.
-    `not_before`: the time of the job's submission. Jobs wait in the order of these times, so the job does not wait
-    behind jobs that were submitted later.
+    `not_before`: the time of the job's submission. A limit admits jobs of one priority in the order of these times, so
+    the job does not wait behind jobs that were submitted later.
     """
 
     id: UUID

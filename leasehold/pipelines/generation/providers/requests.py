@@ -1,5 +1,5 @@
-"""Sends requests to providers (services that make images or videos). Turns the HTTP status of an answer into an error,
-by the same rules for all providers.
+"""Sends requests to providers (services that make images or videos), and reads texts, ids and links from their answers.
+Turns the HTTP status of an answer into an error, by the same rules for all providers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.settings import Settings
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
-#: The most idle connections that a RequestSender keeps to one host, for reuse.
+#: For reuse, a RequestSender keeps at most this many idle connections to one host.
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
 #: An HTTP status -> the code of NoAccess.
