@@ -182,6 +182,7 @@ async def _read_external_steps(
 async def _read_webhooks(
     connection: Connection, _services: Services, _caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
+    # One row more than the page has shows whether there is a next page.
     rows = await unsettled.disabled_webhooks(connection, tenant_id, before, limit + 1)
     items = [
         {

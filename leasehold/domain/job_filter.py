@@ -250,6 +250,7 @@ class _FilterBuilder:
         length = _LENGTH.fullmatch(operand)
         if length is None:
             raise InvalidFilter(term.value_position + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
+        # Each term sets one of the two bounds, so a filter may have `waited:>1m` and `waited:<1h`.
         bounds: Range = self._fields.get(term.key) or Range()
         if (bounds.above if sign == ">" else bounds.below) is not None:
             raise InvalidFilter(term.position, f"The filter has `{term.key}:{sign}` twice.")

@@ -43,6 +43,7 @@ _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
 _MAX_COUNTED = 1_000_000
 
+# $1: the tenant. $2: count up to this number.
 _COUNT_JOBS = (
     "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 )
@@ -58,6 +59,7 @@ SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
           AND (expires_at IS NULL OR expires_at > statement_timestamp())) AS keys
 """
 
+# $1: the tenant. `of_kinds`: the sum of the queries of the kinds of work (`stored_queries` of Usage).
 _BYTES = """
 -- stored_bytes
 SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kinds})::bigint
@@ -85,6 +87,7 @@ class _RecentAdmissions:
         return self.earlier + self.current
 
     def _rotate(self, at: float) -> None:
+        # Begin a new period if the current period is over.
         if at - self.since >= _COMMIT_SECONDS:
             self.earlier = self.current if at - self.since < 2 * _COMMIT_SECONDS else 0
             self.current, self.since = 0, at

@@ -326,6 +326,7 @@ class Egress:
         http = await self._client(target.host)
         http_request = http.build_request(
             request.method,
+            # The checked address takes the place of the host, so the name is not resolved a second time.
             target.url.copy_with(host=target.address),
             headers={"Accept-Encoding": "identity", **request.headers, "Host": target.url.netloc.decode("ascii")},
             content=request.content,
@@ -437,4 +438,5 @@ async def _resolve(host: str, port: int, lookups: list[Future[Any]] | None) -> l
         entries = await asyncio.wrap_future(lookup)
     except (OSError, UnicodeError):
         raise EgressRefused("host_unknown", "The host has no address.") from None
+    # A `%` begins the zone of a link-local IPv6 address (`fe80::1%eth0`), which is no part of the address.
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

@@ -307,6 +307,7 @@ class OtherCells:
         return sorted(holders, key=lambda holder: (holder.moved_to is not None, holder.cell)), sorted(silent_cells)
 
     async def _find_in(self, cell: str, address: str, query: str) -> CellHolding | None:
+        # None: this cell has no key for the other cell, or got no usable answer.
         key = self._keys.of(cell)
         if key is None:
             return None

@@ -164,6 +164,7 @@ class Upload:
         return with_lower_names(answer.get("Metadata", {})).get(_WRITER_FIELD) == self._writer_id
 
     async def _abort(self) -> None:
+        # Stop the part that is being sent, and end the multipart upload, so that the store deletes the parts.
         if self._sending is not None:
             await cancel_and_wait(self._sending)
         if self._upload_id is None:

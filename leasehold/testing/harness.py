@@ -176,6 +176,7 @@ class TestApp:
                 raise RuntimeError(f"the worker ended before it reached the point {point}:\n{last_output}")
 
     def _environment(self, point: str, folder: str) -> dict[str, str]:
+        # The environment variables of a worker process that is killed at `point`. `folder`: its working directory.
         setting_names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation",
                          "presence", "lease_seconds")  # fmt: skip
         settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in setting_names}
@@ -246,6 +247,7 @@ class TestApp:
         ]
 
     def _on_connection(self, work: Callable[[Connection], Any]) -> Any:
+        # Call `work` with a connection, in the event loop of the test server, and return its result.
         async def run() -> Any:
             async with connected(self.settings, "testing") as connection:
                 return await work(connection)

@@ -66,10 +66,12 @@ class Shares:
         return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
+        # Count a slot that the tenant takes, without a check. (`may_take` and the rooms of a poll are the checks.)
         self._running[tenant] = self._running.get(tenant, 0) + 1
         self.busy += 1
 
     def release(self, tenant: str) -> None:
+        # Count a slot that the tenant gives back, because the step has ended or lends its slot.
         self.busy -= 1
         remaining = self._running[tenant] - 1
         if remaining:

@@ -229,6 +229,7 @@ def _task_record(
     needs: Mapping[str, set[str]],
     skipped: Collection[str],
 ) -> dict[str, Any]:
+    # `ids`: the name of a step -> the id of its task. `needs`: from `_needs_of`. `skipped`: from `_steps_of`.
     waiting_on, not_before = _waits_of(new, needs[step.name])
     return {
         "id": ids[step.name],
