@@ -225,7 +225,8 @@ class Usage:
         finally:
             usage.is_counting = False
         # PostgreSQL's count may lack two groups. First: jobs that were admitted shortly before it (`recent`), if their
-        # transactions were not committed yet. Second: jobs and bytes that were admitted while PostgreSQL counted.
+        # transactions were not committed yet. Second: jobs and bytes that were admitted while PostgreSQL counted,
+        # however long this took.
         usage.jobs = jobs + recent + usage.admitted_jobs - jobs_before
         usage.stored_bytes = stored_bytes + usage.admitted_bytes - bytes_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)

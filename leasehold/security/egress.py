@@ -164,10 +164,10 @@ def _keep_urls_out_of_logs() -> None:
 
 
 class Egress:
-    """An HTTP client for URLs from outside; use it with `async with`.
+    """An HTTP client for URLs from outside. Use it with `async with`.
 
-    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the most idle
-    connections that it keeps to one host. Set it only when one host gets many requests.
+    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: it keeps at
+    most this many idle connections to one host. Set `keepalive` only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
@@ -240,8 +240,8 @@ class Egress:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
         many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if the
         caller needs only the status and the headers. In this case a body that is too large, or does not end, is no
-        error. `lookups`: a list to which this method adds the future of each name resolution. A caller that must know
-        when the thread of a resolution has ended needs it, because this thread may outlast the request.
+        error. `lookups`: a list to which this method adds the future of each name resolution. The thread of a
+        resolution may outlast the request. The future is done when this thread has ended.
 
         Raises EgressRefused (also after one redirect too many), EgressFailed or AnswerTooLarge.
         """

@@ -46,8 +46,7 @@ LEFT JOIN job j ON j.id = t.job_id
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """The answer for one lease. `renewed`: False if the lease is lost, or if another transaction has locked the row.
-    `is_valid` tells the two cases apart: it is False only if the lease is lost. `must_stop`: the attempt must stop,
-    because its job is being cancelled.
+    `is_valid`: False only if the lease is lost. `must_stop`: the attempt must stop, because its job is being cancelled.
     """
 
     task_id: UUID
