@@ -50,8 +50,8 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Take the lock that each transaction needs before it adds a row to the table `thing` for the tenant. So until the
-    caller's transaction ends, no other transaction adds such a row.
+    """Take the lock of `check_room`. Until the caller's transaction ends, no request to the API adds a row to the table
+    `thing` for the tenant. (Exception: a worker writes the schedules that an app declares without this lock.)
     """
     await lock_name(connection, f"{thing} of {tenant_id}")
 

@@ -113,11 +113,11 @@ async def claim_again(
     terms: LeaseTerms,
     held_ids: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """Claim again the steps that lost settlements claimed for this worker: running -> running, at a new epoch.
+    """Claim again the next steps that this worker does not know, because the answers to settlements were lost: running
+    -> running, at a new epoch.
 
     A settlement is the statement that writes how an attempt ended. When it completes a task or suspends a workflow, it
-    may also claim a next step for the same worker. If the settlement's answer was lost, the worker does not know this
-    step.
+    may also claim a next step for the same worker. The answer names this step.
 
     `completed_ids`: the tasks that these settlements completed. `workflow_of_step`: step that a suspension started ->
     the workflow's task, at most one step for each workflow. `held_ids`: the tasks of which the worker knows that it
