@@ -1,7 +1,8 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are fast metrics. They have no lock, so only one thread may update a time series: the
-main loop's thread or the heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
+Metrics that every attempt updates are fast metrics (`fast_counter`, `fast_histogram`). They have no lock, so only one
+thread may update a time series: the main loop's thread or the heartbeat's thread. All other metrics are objects of the
+Prometheus client library, which have locks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ EXPIRED = counter("leases_expired_total", "Leases of lost workers that this work
 REFUSED = counter(
     "zombie_writes_refused_total", "Settlements that changed nothing, because the lease was another worker's"
 )
-#: QUICK: buckets for operations that take milliseconds.
+#: The last argument, QUICK, is a list of buckets for operations that take milliseconds.
 STATEMENTS = fast_histogram(
     "statement_duration_seconds", "Round trip of a batched statement: claim, look, settle, renew", ["statement"], QUICK
 )
@@ -117,7 +118,10 @@ def declare_queues(queues: Iterable[str]) -> None:
 
 
 def count_claim(queue: str, previous_state: str, waited: float) -> None:
-    """Count a claim of a task, `waited` seconds after it became due. `previous_state`: its state before the claim."""
+    """Count a claim of a task, `waited` seconds after the task became due. `previous_state`: the task's state before
+    the claim. If it was `running`, this worker has taken the task over from another owner, and TAKEN_OVER counts it.
+    Otherwise WAIT observes `waited`.
+    """
     if previous_state == "running":
         TAKEN_OVER.inc()
     else:

@@ -1,5 +1,5 @@
-"""Computes which queues a worker serves, and which of these need child processes, because they have isolated steps
-(steps that run in such processes). `Worker` does this once, at its start.
+"""Computes which queues a worker serves, and which of these queues need child processes, because they have isolated
+steps (steps that run in a child process). `Worker` computes this once, at its start.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from leasehold.worker.sandbox.children import number_of_children
 
 @dataclass(frozen=True, slots=True)
 class ServedQueues:
-    """The queues of one worker. `every`: all queues that the settings choose. `isolated`: the queues among them that
-    have an isolated step.
+    """The queues of one worker. `every`: all queues that the worker serves. `isolated`: the queues among them that have
+    an isolated step.
 
     `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
     the pipelines with a step in one of the queues and with an inline step (one that runs in the worker's own process).

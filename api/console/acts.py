@@ -22,7 +22,7 @@ from leasehold.db.event_reads import EventView
 
 #: The page shows at most this many acts.
 MAX_ACTS = 20
-#: If a person repeats an act within these seconds, the second request counts as part of a double click.
+#: If a person repeats an act within this many seconds, the second request counts as the second click of a double click.
 _DOUBLE_CLICK_SECONDS = 10.0
 #: The kind of an event that a bulk operation can cause -> the name of the same act in the audit.
 _ACTION_OF_EVENT = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
@@ -30,8 +30,8 @@ _ACTION_OF_EVENT = {"replayed": "job.retried", "cancel_requested": "job.cancelle
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What somebody did with a job. `action`: as the audit names it, such as `job.retried`. `details`: never a secret
-    or a payload.
+    """An action of a person, a client or a bulk operation on a job. `action`: its name in the audit, such as
+    `job.retried`. `details` never contain a secret or a payload.
     """
 
     at: datetime

@@ -38,7 +38,7 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
     return page(
         request,
         "cells.html",
-        refresh_seconds=0 if searched_name else 5,  # a search may query every cell, so the page does not repeat it
+        refresh_seconds=0 if searched_name else 5,  # a search may ask every cell, so the page does not repeat it
         refresh_url=request.url.path,
         cells=cells,
         searched=searched_name,

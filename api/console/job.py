@@ -1,5 +1,5 @@
-"""The page of a job: its parameters, its timeline, why it waits, its outputs, and the forms to cancel, retry, signal or
-delete it.
+"""The page of a job: its parameters, its timeline, why it waits, and its outputs. Also the forms to cancel, retry,
+signal or delete the job, and the pictures among its outputs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "im
 @router.get("/jobs/{job_id}")
 async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    access = await find(services, caller, job_id)
+    access = await find(services, caller, job_id)  # the job's row and kind; raises NotFound or Gone
     # `acting_caller`: the caller, with the job's tenant in place of the tenant of an operator's key.
     tenant_id, now = access.acting_caller.tenant_id, datetime.now(UTC)
     body = answer(access)
@@ -125,8 +125,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
-    """How many things the job has beyond the first `shown` things, as text. The text ends in `+` if `at_most` things
-    were read, because the job may have more. Returns None if the page shows all things.
+    """How many things the job has beyond the first `shown` things, as text. If `at_most` things were read, the job may
+    have more, and the text ends in `+`. Returns None if the page shows all things.
     """
     if len(things) <= shown:
         return None
@@ -296,9 +296,9 @@ async def _answer_conflict(
     request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done_sentence: str
 ) -> Response:
     """Answer an act that the job's state does not allow any more, because the page was stale or somebody else was
-    faster. The next page shows a sentence about what the state is now, and who did what last. If the person pressed the
-    button twice, the first press has done the act, and the sentence is `done_sentence`. Raises `error` if its cause is
-    not the job's state.
+    faster. The next page shows a sentence: the present state of the job, and the latest act on it. If the person
+    pressed the button twice, the first press has done the act, and the sentence is `done_sentence`. Raises `error` if
+    its cause is not the job's state.
     """
     if error.code != "resource_invalid_state":
         raise error
@@ -357,7 +357,8 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
     max_depth = services.settings.json_max_depth
     payload = payload_of(inputs_of(schema), form, max_depth)
-    problem = refusal(orjson.dumps(payload), max_depth)  # checked again: a field's JSON is one level deeper in it
+    # Check the depth once more: `payload_of` has checked the JSON of each field, but in `payload` it is a level deeper.
+    problem = refusal(orjson.dumps(payload), max_depth)
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)

@@ -1,5 +1,6 @@
-"""Renders the pages with Jinja2, which escapes every value. The filters write instants, sizes and JSON for people.
-`page` renders a page, and `go_to` answers a form.
+"""Renders the pages of the console with Jinja2, which escapes every value. `page` renders a page, and `go_to` answers a
+form. The functions at the end of the module are filters and globals of the templates. They write instants, sizes and
+JSON for people.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from leasehold.domain.job_filter import quoted
 from leasehold.transitions.jobs import EXTERNAL
 
 #: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts. The
-#: Referrer-Policy is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page, as
-#: it does with the forms of other sites.
+#: Referrer-Policy is not `no-referrer`, because a browser would then send `Origin: null` with the forms of the page. If
+#: the browser sends no `Sec-Fetch-Site`, the console would refuse such a form (`check_origin` in session.py).
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -44,7 +45,7 @@ MARK = "X-Console-Mark"
 FLASH = "leasehold_flash"
 #: A page shows at most this many characters of a JSON value.
 _MAX_JSON = 12_000
-#: The process remembers the last page of at most this many pairs of a session and a URL.
+#: For each session and URL, the process remembers the last page that it has sent, but at most this many pages in all.
 _MAX_LAST_PAGES = 2000
 #: A job that waits for more seconds than this is marked as late.
 _LATE_SECONDS = 60
@@ -88,6 +89,7 @@ def _environment() -> Environment:
 
 
 def path_of(request: Request) -> str:
+    # The path below which the console is served. Empty: the console is served at the root.
     return services_of(request).settings.console_path or ""
 
 
@@ -146,9 +148,9 @@ def page(
 
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
-    """The answer 204 if the browser's page is up to date. Otherwise None, and the page must be rendered. The page is up
-    to date if it is the last page that the session got from this URL, and if it was rendered from an equal `made_of`.
-    An endpoint whose page needs many reads calls this function first.
+    """The answer 204 if the browser's page is up to date. Otherwise returns None, and the page must be rendered. The
+    browser's page is up to date if it is the last page that the session got from this URL, and if that page was
+    rendered from an equal `made_of`. An endpoint whose page needs many reads calls this function before these reads.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
@@ -165,7 +167,7 @@ def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
 
 
 def _remember(request: Request, key: PageKey, last_page: LastPage) -> None:
-    """Remember the last page. Beyond _MAX_LAST_PAGES the process forgets those pages that browsers have not refreshed
+    """Remember the last page. If there are more than _MAX_LAST_PAGES, forget the pages that browsers have not refreshed
     for the longest time.
     """
     last_pages = state_of(request).last_pages
@@ -181,7 +183,7 @@ def _url(path: str, query: Mapping[str, Any]) -> str:
 
 
 def content_of(response: Response) -> Any:
-    """The JSON in the answer of an endpoint of the API. So a page shows the same JSON that a client gets."""
+    """The JSON in the answer of an endpoint of the API. The console shows it, so a person sees what a client gets."""
     return orjson.loads(bytes(response.body))
 
 
@@ -209,8 +211,9 @@ def is_path(text: str) -> bool:
 
 
 def form_idempotency_key(request: Request, *names: str) -> str:
-    """An idempotency key for a form. With the same key, a second press of the form's button does nothing. A page that
-    is rendered in a later minute has another key, because the person may want to repeat the act.
+    """An idempotency key for a form. `names`: the words and ids that distinguish this form from others. With the same
+    key, a second press of the form's button does nothing. A page that is rendered in a later minute has another key,
+    because the person may want to repeat the act.
     """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
@@ -221,8 +224,9 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. A refresh gets no sentence, because the page that shows the sentence also deletes its
-    cookie. If a refresh of another open page showed the sentence, the page after the form would show none.
+    """The sentence about the last form, and whether its action succeeded. None: there is no such sentence, or the
+    request is a refresh. A refresh gets no sentence, because the first page that shows the sentence also deletes its
+    cookie. If a refresh of another open page came first, the page after the form would not show the sentence.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 

@@ -3,7 +3,7 @@ of all tenants. /v1/tenants/usage: what a tenant uses of its quotas.
 
 The caller must have every scope of a new or rotated key, so that nobody can give a scope that they lack. The secret of
 a new key is only in the answer to the request that made the key. The API must not store this answer. So the requests
-that make or rotate a key take no Idempotency-Key.
+that make or rotate a key take no Idempotency-Key, for which the API would have to store it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
 Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The 12 characters of the key before its secret.")]
 _DAY = 86_400
-#: The longest time that a request may name is a hundred years.
+#: A request may name a time of at most a hundred years.
 _MAX_SECONDS = 36_500 * _DAY
 _MAX_LISTED = 500
 _MISSING = {HTTPStatus.NOT_FOUND: "`key_not_found`"}
-#: Why a new key is refused.
+#: For the API reference: the problems with which a new key is refused.
 _REFUSED = {
     HTTPStatus.FORBIDDEN: "`insufficient_scope`, `scope_not_held`: the caller lacks a scope of the key",
     HTTPStatus.CONFLICT: "`too_many_keys`",
@@ -90,8 +90,8 @@ class Expiry(_Request):
 
 
 def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Collection[str]) -> None:
-    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes` may contain roles, each with
-    the prefix ROLE_PREFIX. A role stands for its scopes.
+    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes` may also contain names of
+    roles, each with the prefix ROLE_PREFIX. A role stands for its scopes.
     """
     missing_scopes = services.keyring.expanded(scopes) - caller.scopes
     # A role that this release does not know stands for no scopes, so `missing_scopes` does not show it.
@@ -151,8 +151,8 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
 async def make_key(
     services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """Make a key. Returns the answer that has it. `seed`: a secret from which the key is made, so that the same seed
-    makes the same key again; None: the key is random. Raises the problems that the endpoint `createKey` documents.
+    """Make a key, and return the answer with the key. `seed`: a secret from which the key is derived, so that the same
+    seed makes the same key again; None: the key is random. Raises the problems that the endpoint `createKey` documents.
     """
     tenant_id = body.tenant_id or caller.tenant_id
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
@@ -190,8 +190,8 @@ async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rota
 async def make_successor(
     services: Services, caller: Caller, prefix: str, body: Rotation, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """Make the key that replaces the key `prefix`. Returns the answer that has the new key. `seed`: as for `make_key`.
-    Raises the problems that the endpoint `rotateKey` documents.
+    """Make the successor of the key with the prefix `prefix`, and return the answer with the successor. `seed`: as for
+    `make_key`. Raises the problems that the endpoint `rotateKey` documents.
     """
     overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():

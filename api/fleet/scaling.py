@@ -92,7 +92,7 @@ async def get_scaling(
 
 
 def _all_queues(services: Services) -> frozenset[str]:
-    # The queues that the pipelines of this installation declare. A pool without `queues` serves all of them.
+    # The queues that the pipelines of this installation declare. A pool that declares no queues serves all of these.
     kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
     pipelines = (*services.templates.pipelines, *kind_pipelines)
     return frozenset(step.queue for pipeline in pipelines for step in pipeline.steps)
@@ -111,7 +111,8 @@ def _answer(
     """
     active_workers = [row for row in workers if not row["draining"]]
     loads = _loads(queues, due_rows, running_rows, active_workers)
-    # The newest version is the version of the worker that started last.
+    # The newest version is the version of the worker that started last. Only its workers count as present below,
+    # because workers of older versions are to drain.
     newest_version = active_workers[0]["version"] if active_workers else None
     newest_workers = sum(row["version"] == newest_version for row in active_workers)
     bounds = {"least": worker_pool.least, "most": worker_pool.most}

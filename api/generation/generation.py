@@ -113,7 +113,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    services.store.require()  # first, because without a store the provider would charge for lost files
+    services.store.require()  # first, because without a store the provider would charge for files that are lost
     check_callback_url(services.settings, order.callback_url)
     credential = credential or None  # an empty header is no credential
     terms = _terms_of(services.opened["generation"], order, credential)  # `opened`: the catalogue of providers
@@ -168,11 +168,11 @@ async def _submit(
 
 
 def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The terms of the order's provider in this installation. If the order names no provider, these are the terms of
-    the default provider.
+    """The terms of the order's provider in this installation. If the order names no provider, the default provider
+    counts.
 
-    Raises Invalid if there is no such provider. Raises Invalid also if neither the client nor the installation has a
-    credential for this provider.
+    Raises Invalid if there is no such provider, or if there is no credential for it (from the client or in the
+    installation).
     """
     name = order.provider or catalogue.default
     if not name:
@@ -289,8 +289,8 @@ async def _cancel_and_withdraw(
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
     """Cancel the job. The same transaction writes a withdrawal, which is a job that cancels the order at the provider.
 
-    Returns the hints (messages that tell workers of the withdrawal), and the jobs that ended. None: the job cannot be
-    cancelled.
+    Returns the hints (messages that tell workers of the withdrawal), and the jobs that have ended. Returns None if the
+    job cannot be cancelled.
     """
     client = f"client {caller.client_id}"
     async with connection.transaction():

@@ -1,8 +1,9 @@
-"""Bounds what an unknown client can use: the number of open connections, the silent time of a connection, and the size
-of a request's head.
+"""Bounds what an unknown client can use: the number of open connections, the time for which a connection is silent, and
+the size of a request's head (its URL and its headers).
 
 `guarded` makes the protocol class that uvicorn uses. uvicorn itself bounds only the number of requests under way. It
-would wait forever for the first head on a connection, and for the end of a head that has begun.
+would wait forever for the first head on a connection, and for the end of a head that has begun. `allow_files` raises
+the process's limit of open files.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: The largest head of a request (its URL and its headers).
+#: A head may have at most this many bytes.
 MAX_HEAD_BYTES = 64 * 1024
-#: Each header counts this many bytes more than its text, because many small headers take more memory than a few large
-#: headers.
+#: Each header counts as this many bytes in addition to its text, because many small headers take more memory than a few
+#: large headers.
 HEADER_COSTS = 128
-#: Requests that a client may send on one connection before it has the answers to its earlier requests (pipelining).
+#: A client may send at most this many requests on one connection before it has the answer to an earlier request
+#: (pipelining).
 MAX_PIPELINED = 4
-#: If the API answers before a request's body is complete, it reads and discards the rest for at most this long. Most
-#: clients read the answer only after they have sent the whole body.
+#: If the API answers before a request's body is complete, it reads and discards the rest of the body for at most this
+#: long, because most clients read the answer only after they have sent the whole body.
 LINGER_SECONDS = 10.0
 #: Seconds for which a client may leave an answer unread.
 UNREAD_SECONDS = 60.0
@@ -66,12 +68,12 @@ class Guarded(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of an answered body
+        self._timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of a body after its answer
         self._unread_timer: asyncio.TimerHandle | None = None  # for a client that does not read its answer
         self._head_bytes = 0  # received since the last complete head
         self._in_message = False  # the head of a request is complete, but its body is not
         self._unanswered = 0  # requests with a complete head and without a complete answer
-        self._parsed_bytes = 0  # the part of the present head that the parser has reported
+        self._parsed_bytes = 0  # of the present head: what the parser has reported, with HEADER_COSTS
         self._refusal: Problem | None = None  # the last answer; after it is set, this connection reads nothing more
 
     # --- connections
@@ -87,7 +89,7 @@ class Guarded(HttpToolsProtocol):
         self._start_timer(self.head_seconds, "head")
 
     def _make_room(self) -> bool:
-        """Close the connection that has been quiet longest. Returns False if no connection is quiet."""
+        """Close the connection that has been quiet longest, and return True. Returns False if none is quiet."""
         if not self.quiet:
             return False
         oldest, _ = self.quiet.popitem(last=False)
@@ -161,7 +163,7 @@ class Guarded(HttpToolsProtocol):
         self._stop_timer()
         self.quiet.pop(self, None)
         self._head_bytes = 0
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:  # `pipeline`: uvicorn's queue of requests that wait for earlier answers
             self._refuse(_BUSY)
             raise ValueError("too many pipelined requests")  # so that the parser stops
         super().on_headers_complete()  # raises an error for a malformed URL, which must not count as a request
@@ -202,11 +204,13 @@ class Guarded(HttpToolsProtocol):
     # --- clients that do not read their answers
 
     def pause_writing(self) -> None:
+        # asyncio calls this when many bytes wait to be sent, because the client does not read its answer.
         super().pause_writing()
         if self._unread_timer is None:
             self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._give_up, "unread answer")
 
     def resume_writing(self) -> None:
+        # asyncio calls this when the client has read most of these bytes.
         super().resume_writing()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
@@ -276,7 +280,7 @@ class Guarded(HttpToolsProtocol):
 
 
 def guarded(settings: Settings) -> type[Guarded]:
-    """Make the protocol class of one server. All connections of the server share these limits and sets."""
+    """Make the protocol class of one server. All connections of the server share its class variables (see Guarded)."""
     class_variables = {
         "at_most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,
@@ -288,7 +292,9 @@ def guarded(settings: Settings) -> type[Guarded]:
 
 
 def allow_files(settings: Settings) -> None:
-    """Raise the process's limit of open files to the number that its connections need, as far as the system allows."""
+    """Raise this process's limit of open files to the number that it needs for `api_connections` connections, as far as
+    the system allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed_files = settings.api_connections + _MAX_REFUSING + _OTHER_FILES
     if soft < needed_files:

@@ -19,9 +19,9 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise the error that the submission would raise now. `Admission.check` names one case that it lets pass. This
-    function charges nothing. `queues`: how many tasks the submission adds to each queue. `charged_as`: the rate that
-    counts the submission.
+    """Raise the error that the submission would raise now. Exception: a tenant that has exactly reached its bound on
+    unfinished jobs passes (see `Admission.check`). This function charges nothing. `queues`: how many tasks the
+    submission adds to each queue. `charged_as`: the rate that counts the submission.
 
     A request that repeats an answered request (with the same `idempotency_key`) is not refused, because it creates
     nothing.

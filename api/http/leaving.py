@@ -16,14 +16,16 @@ from leasehold.runtime.gather import cancel_and_wait
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client disconnects. This discards the rest of the body, so call it only after reading the body."""
+    """Wait until the client disconnects. Call this only after reading the request's body, because this function
+    discards what is left of the body.
+    """
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
 async def while_present(request: Request, wait: Coroutine[Any, Any, bool]) -> bool:
     """Await `wait` (a long poll), and return its result. If the client disconnects first, cancel `wait` and return
-    False. Call this only after reading the request's body.
+    False. Call this only after reading the request's body, because of `until_gone`.
     """
     waiting, going = asyncio.create_task(wait), asyncio.create_task(until_gone(request.receive))
     try:

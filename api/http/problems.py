@@ -1,7 +1,8 @@
-"""Turns errors into HTTP answers: RFC 9457 `application/problem+json`. One table has the status of each kind of error.
+"""Turns errors into HTTP answers of the form `application/problem+json` (RFC 9457). STATUS_OF has the HTTP status of
+each kind of error.
 
-`type` is a URN with the code, because a URN stays valid forever, unlike an address. `detail` is written for the client,
-and names no internal part of the platform.
+The member `type` of an answer is a URN with the error's code, because a URN stays valid forever, unlike an address. The
+member `detail` is written for the client, and names no internal part of the platform.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from leasehold.runtime.transient import may_try_again
 
 MEDIA_TYPE = "application/problem+json"
 
-#: The status of each kind of error.
+#: The class of an error -> the HTTP status. A subclass that is not here has the status of its base class.
 STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Unauthenticated: HTTPStatus.UNAUTHORIZED,
     Forbidden: HTTPStatus.FORBIDDEN,
@@ -75,7 +76,7 @@ NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCha
 _MAX_ERRORS = 100
 #: The ASCII characters that need no percent-encoding in the fragment of a URI (RFC 3986, 3.5).
 _SAFE_IN_FRAGMENTS = "/?:@!$&'()*+,;="
-#: The code and the sentence of an error that has only a status.
+#: An HTTP status -> the code and the sentence of an error about which only the status is known.
 CODE_AND_DETAIL = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not support the method."),
@@ -173,7 +174,7 @@ def _problem_of_request_error(error: RequestError) -> Problem:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):
         headers["Retry-After"] = str(RETRY_AFTER)
-    if isinstance(error, InvalidFilter):  # without a pointer, the filter was the parameter `q`
+    if isinstance(error, InvalidFilter):  # the filter was in the body (`pointer`), or else the query parameter `q`
         place = {"parameter": "q", "in": "query"} if error.pointer is None else {"pointer": error.pointer}
         errors: list[dict[str, str | int]] = [{**place, "position": error.position, "detail": error.sentence}]
         return Problem(status, error.code, error.message, headers, errors)

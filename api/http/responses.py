@@ -1,5 +1,5 @@
-"""Functions for endpoints to call after their commit. They publish hints (messages to workers about new tasks), admit
-jobs that wait at concurrency limits, and encode the answer.
+"""Functions for endpoints to call after their commit. They publish hints (messages that tell workers of due tasks),
+admit jobs that wait at concurrency limits, and encode the answer.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ async def publish_run_effects(services: Services, effects: CreatedRun) -> None:
 
 
 async def publish_submitted_run(services: Services, created_run: CreatedRun, template: str) -> None:
-    """Does the same as `publish_run_effects`, for a new run that a client has submitted. The metric
-    `jobs_submitted_total` counts this run, too.
+    """Call this in place of `publish_run_effects` for a new run that a client has submitted. In addition, it counts the
+    run in the metric `jobs_submitted_total`.
     """
     await publish_run_effects(services, created_run)
     SUBMITTED.labels(template).inc()

@@ -33,6 +33,7 @@ from leasehold.security.egress import shown_host
 router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
+#: The sorts of cases. The endpoint `listUnsettled` describes each of them.
 What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
 #: The items of a page, newest first, and the id at which the page ended (the `before` of the next page). The id is None
 #: if this is the last page.
@@ -78,8 +79,8 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _ItemsAndNext:
-    """A page of cases of one sort (`what`): at most `limit` items, only of the kinds of work that the caller may read.
-    `before`: the id at which the previous page ended; None: this is the first page.
+    """A page of cases of the sort `what`: at most `limit` items, only of the kinds of work that the caller may read.
+    `before`: the id at which the previous page ended; None: read the first page.
     """
     read_items = {
         "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,
@@ -91,9 +92,9 @@ async def read_unsettled(
 async def count_unknown_orders(
     connection: Connection, services: Services, caller: Caller, max_searched: int
 ) -> tuple[int, bool]:
-    """The number of orders of the caller's tenant that people have to settle, and whether there may be more in jobs
-    that were not searched. `max_searched`: as for `unsettled.count_orders`. Only kinds that the caller may read are
-    counted.
+    """The number of orders of the caller's tenant that people have to settle, and whether jobs that were not searched
+    may have more. `max_searched`: as for `unsettled.count_orders`. Only orders of kinds of work that the caller may
+    read are counted.
     """
     orders_by_pipeline = _unknown_orders(services, caller, caller.tenant_id)
     if not orders_by_pipeline:
@@ -104,9 +105,7 @@ async def count_unknown_orders(
 
 
 def _unknown_orders(services: Services, caller: Caller, tenant_id: str) -> dict[str, UnknownOrders]:
-    """How people settle the orders of each pipeline that has orders. Kinds that the caller may not read are left
-    out.
-    """
+    """Pipeline that sends orders -> how people settle its orders. Only pipelines of kinds that the caller may read."""
     kinds = services.job_kinds
     return {
         pipeline: orders
@@ -147,7 +146,7 @@ async def _read_orders(
 async def _read_approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
-    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:  # may the caller read runs?
+    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:  # the caller may read no runs
         return [], None
     rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
     items = [
@@ -183,6 +182,7 @@ async def _read_external_steps(
 async def _read_webhooks(
     connection: Connection, _services: Services, _caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
+    # One row more than the page has shows whether there is a next page.
     rows = await unsettled.disabled_webhooks(connection, tenant_id, before, limit + 1)
     items = [
         {
@@ -210,6 +210,7 @@ async def _read_schedules(
     return items, rows[limit - 1]["schedule_id"] if len(rows) > limit else None
 
 
+#: For the API reference: the problems if there is no such job, or no longer.
 _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
 
 
@@ -272,7 +273,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
             except RequestError as error:  # this job cannot be settled, but the others may be
                 if isinstance(error, NotInTime):
                     away = error
-                elif isinstance(error, TooMany | Unavailable) and not settled_ids:  # concerns all jobs
+                elif isinstance(error, TooMany | Unavailable) and not settled_ids:  # the other jobs would get it, too
                     raise
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             else:

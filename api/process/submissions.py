@@ -1,7 +1,8 @@
 """Writes runs in batches. While PostgreSQL writes one batch, `Submissions` collects the runs of further requests for
 the next batch.
 
-POST /v1/runs calls `Submissions.create` for simple runs only (runs/creating.py).
+POST /v1/runs calls `Submissions.create` for simple runs only, such as a run without an idempotency key and without a
+delay (runs/creating.py has the full list).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Submissions:
             partial(connect, settings, "api submissions"),
             self._create,
             name="submissions",
-            patience=0.0,  # one try
+            patience=0.0,  # after a failed try the request gets the error: there is no second try
         )
 
     async def create(self, new_run: NewRun) -> bool:
@@ -39,6 +40,7 @@ class Submissions:
 
         Raises Invalid, or one of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
         """
+        # The wait counts against the time that the request may wait for PostgreSQL in total.
         async with deadline.current().waiting():
             return await self._batcher.ask(new_run)
 

@@ -72,7 +72,8 @@ class FileTickets(BaseModel):
 async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller: Worker) -> FileTickets:
     services = services_of(request)
     services.store.require()
-    # With this header, the store accepts only the first PUT to a key. Some stores do not support the header.
+    # With this header, the store accepts only the first PUT to a key. Some stores do not support the header, so
+    # `probe_once` tries it at the store.
     write_once = {"If-None-Match": "*"} if await services.store.probe_once() else {}
     settings = services.settings
     lease = lease_of(caller, task_id, body)

@@ -8,7 +8,7 @@ from typing import Any
 
 from leasehold.client.models import Chunk
 
-#: A page (one read of the stream) has at most this many items. An item gives one or two chunks.
+#: A page (one read of the stream) has at most this many items. `Run.stream` yields one or two chunks for an item.
 AT_MOST = 500
 #: Seconds between two reads of a stream that has nothing new.
 PAUSE_SECONDS = 0.25
@@ -26,7 +26,7 @@ class Chunks:
 
 
 def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> Chunks:
-    """The chunks of a page. The page was read with at most AT_MOST items after the number `after`. `ended`: whether the
+    """The chunks of a page, which was read with at most AT_MOST items after the number `after`. `ended`: whether the
     run had ended before the page was read.
     """
     items = [chunk for item in page for chunk in _chunks_of_item(item)]
@@ -34,9 +34,10 @@ def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> 
 
 
 def _chunks_of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
-    """What `Run.stream` yields for one item of the page. An item with `restarts` is the first chunk of an attempt that
-    starts its step's stream anew. For such an item, `Run.stream` yields first a `restart`, and then the chunk itself.
-    An item with `cut` stands for all later chunks of an attempt that has emitted too much.
+    """The chunks that `Run.stream` yields for one item of the page. If the item has `restarts`, it is the first chunk
+    of an attempt that starts its step's stream anew. For this item, `Run.stream` yields a chunk with the event
+    `restart`, and then the item's own chunk. An item with `cut` stands for all later chunks of an attempt that has
+    emitted too much.
     """
     source = {name: item[name] for name in ("step", "attempt", "epoch")}
     if item["restarts"]:

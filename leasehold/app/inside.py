@@ -1,6 +1,6 @@
-"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints (messages
-that tell workers of due tasks), if the driver reports the commit and the app's settings name the database. In all other
-cases a worker publishes the hints within a second.
+"""Writes runs in the user's own transaction, for `task.submit_in` and `task.asubmit_in`. After the commit the app
+publishes the runs' hints (messages that tell workers of due tasks), if the driver reports the commit and the app's
+settings name the database. In all other cases a worker publishes the hints within a second.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
     await adapter.check()
     connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
     all_written = Written()
-    # `write` uses `jobs.submit`, which divides more than PIECE_SIZE jobs into pieces, and lets the event loop run
-    # between the pieces. A sync driver has no event loop, so give `write` at most one piece in each call.
+    # Give `write` at most PIECE_SIZE calls at a time. `write` uses `jobs.submit`, which writes more jobs than that in
+    # pieces, and lets the event loop run between two pieces. But a sync driver has no event loop.
     for start in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[start : start + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
         )
         all_written.ids += written.ids
         all_written.hints += written.hints
-        # The concurrency limits of the runs. `announce_soon` starts runs that wait at them, if there is room.
+        # The concurrency limits of the runs. After the commit, `announce_soon` admits runs that wait at these limits,
+        # if there is room.
         all_written.limits += written.limits
-    # To publish hints, the app opens its own connection. If the settings do not name `database_url`, that connection
-    # may not reach the user's database.
+    # `announce_soon` opens the app's own connection. If the settings do not name `database_url`, that connection may
+    # not reach the user's database.
     if "database_url" in settings.model_fields_set:
         adapter.on_commit(partial(connections.announce_soon, all_written))
     return all_written.ids

@@ -1,4 +1,4 @@
-"""The attempt of `task.local(...)`, which runs the function in the calling process, without a server."""
+"""The attempt for `task.local(...)`, a call that runs the function in the calling process, without a server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from leasehold.telemetry.emissions import encoded_chunk
 class LocalAttempt:
     """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0, because no
     attempt of the run has failed. `opened` (what the app's lifespan opened) is None, because only a worker runs the
-    lifespan. `reports`: (percent, summary) of each `progress`. `chunks`: the chunks that the function emitted, as the
-    run's stream would contain them.
+    lifespan. `reports`: (percent, summary) of each call of `progress`. `chunks`: the chunks that the function emitted,
+    as the run's stream would contain them.
     """
 
     number = 1
@@ -57,8 +57,8 @@ class LocalAttempt:
 
     def emit(self, chunk: Any) -> bool:
         """Add the chunk to `chunks`. Raises TypeError or ValueError for a value that is no chunk, as `emit` in a worker
-        does. For a `process` or `isolated` task, convert the chunk to JSON first, as its child process does to send it
-        to the worker.
+        does. The chunk of a `process` or `isolated` task is first converted to JSON and back, because in a worker its
+        child process sends it as JSON.
         """
         if self._terms.process:
             chunk = orjson.loads(json_of(chunk))

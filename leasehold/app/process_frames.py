@@ -20,14 +20,14 @@ from leasehold.domain.storable import storable_text
 
 HEAD = struct.Struct(">BQQ")  # the kind, the number of the call in this process, and the length of the body
 
-#: The call number in a frame from a thread whose call is unknown. The first call has the number 1.
+#: The call number in a frame, such as a LOG, from a thread whose call is unknown. (The first call has the number 1.)
 NO_CALL = 0
 
 
 class Kind(IntEnum):
     """The kinds of frames. The worker sends CALL, and the process sends all others. BEGUN is the first frame that the
-    process sends for a call. After BEGUN the user's code runs. The body of EMIT is a chunk of the job's stream. The
-    body of DONE is the JSON of the result.
+    process sends for a call. After BEGUN the user's code runs. DONE, FAILED or CANCELLED is the last frame. The body of
+    EMIT is a chunk of the job's stream. The body of DONE is the JSON of the result.
     """
 
     CALL = 1
@@ -93,8 +93,8 @@ def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> N
 
 
 def receive(channel: socket.socket) -> tuple[int, bytes] | None:
-    """Read the number and the body of the next call. Blocks until the call has arrived. Returns None if the worker has
-    closed the channel.
+    """In the process of the task: read the number and the body of the next CALL, the only kind that the worker sends.
+    Blocks until the frame has arrived. Returns None if the worker has closed the channel.
     """
     head = _read_exactly(channel, HEAD.size)
     if head is None:

@@ -1,5 +1,5 @@
-"""Keeps the apps that this process has made. The modules that app.py imports cannot import app.py themselves, so they
-find an app here.
+"""Keeps the apps (objects of `leasehold.celery.Celery`) that this process has made. The modules that app.py imports
+cannot import app.py themselves, so they find an app here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 class CeleryApp(Protocol):
-    """The members of a leasehold.celery.Celery that the other modules use; app.py describes them. `tasks`: the app's
-    CeleryTasks by their names.
-    """
+    """The members of an app that those modules use. app.py describes the members."""
 
     main: str
 

@@ -1,4 +1,4 @@
-"""`CeleryTask`: a function of a Celery program. A leasehold task with the parameters `args` and `kwargs` calls it."""
+"""`CeleryTask`: a function of a Celery program. A Leasehold task with the parameters `args` and `kwargs` calls it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Celery's priorities are 0 to 9. Here a priority of at least _HIGH_FROM is `high`, a priority below _LOW_BELOW is
 #: `low`, and any other is `normal`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
-#: Options of apply_async that a signature may have in Celery. Here a signature refuses them.
+#: Options of apply_async that a signature may have in Celery. Here `CeleryTask.signature` refuses them.
 _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 
@@ -135,8 +135,9 @@ class CeleryTask(Lacking):
         urgent. `task_id`: a text of 1 to 64 characters. If the task has a run with the same `task_id` already, no
         second run starts, and the AsyncResult is that of the first run.
 
-        Raises TypeError for arguments that the function does not take, NotSupported for options, Invalid `invalid_id`
-        for a `task_id` that is not allowed, and Conflict for the `task_id` of another task's run.
+        Raises TypeError for arguments that the function does not take, NotSupported for an option that leasehold.celery
+        lacks or for another queue than the task's, Invalid `invalid_id` for a `task_id` that is not allowed, and
+        Conflict for the `task_id` of another task's run.
         """
         for name in other_options:
             if name not in IGNORED:
@@ -211,9 +212,10 @@ class CeleryTask(Lacking):
     def work(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None, task_id: str | None = None
     ) -> Any:
-        """Run the function in an attempt, and return its result. Raises Retryable if the run may be tried again, and
-        Permanent if an error of the function ends the run. Any other StepError passes unchanged, and so does an error
-        of OVERTAKEN, after which another attempt may have the task.
+        """Run the function in an attempt, and return its result. `expires`: the instant after which the run must not
+        begin, as text; None: no such instant. `task_id`: the id that the program gave to the call. Raises Retryable if
+        the run may be tried again, and Permanent if an error of the function ends the run. Any other StepError passes
+        unchanged, and so does an error of OVERTAKEN, after which another attempt may have the task.
         """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
@@ -225,8 +227,8 @@ class CeleryTask(Lacking):
         except (Retry, *OVERTAKEN):
             raise  # a Retry comes from `self.retry`, which has checked the limit
         except StepError as error:
-            # A Retryable ends the run in two cases: if it is the `exc` that `self.retry` raised after the last retry,
-            # or if the function itself raised it after `max_retries` retries.
+            # A Retryable ends the run in two cases: it is the `exc` that `self.retry` raised after the last retry, or
+            # the function itself raised it after `max_retries` retries (`options.times`).
             if isinstance(error, Retryable) and (
                 error is bound_self.last_error or request.retries >= self.options.times
             ):
@@ -305,9 +307,10 @@ class _BoundSelf:
         throw: bool = True,
         **other_options: Any,
     ) -> NoReturn:
-        """Raises Retry, so that the run is tried again. After the last retry, this raises `exc` instead or, without
-        `exc`, MaxRetriesExceededError. If the program has called the function directly, the run cannot be tried again:
-        this raises `exc` or, without `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
+        """Raises Retry, so that the run is tried again. After the last retry, raises `exc` instead or, without `exc`,
+        MaxRetriesExceededError. If the program has called the function directly, there is no run that can be tried
+        again. Then this method raises `exc` or, without `exc`, Retry. `max_retries` replaces the `max_retries` of the
+        task, up to 1,000.
 
         Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """

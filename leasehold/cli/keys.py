@@ -34,8 +34,8 @@ async def list_some(settings: Settings, tenant: str | None, *, ended: bool) -> l
 
 
 async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> NewKey:
-    """Create the key that replaces the key `prefix`. Raises NotFound when no usable key has the prefix, and Conflict
-    `too_many_keys`.
+    """Create the key that replaces the key with the prefix `prefix`. The old key still works for `overlap`. Raises
+    NotFound when no usable key has the prefix, and Conflict `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
         at_most, cell = settings.keys_per_tenant, settings.cell
@@ -43,8 +43,8 @@ async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> New
 
 
 async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:
-    """Let the key expire after `lifetime`. A key that expires earlier keeps its expiry. Returns when the key expires.
-    Raises NotFound for an unknown, revoked or expired key.
+    """Let the key expire after `lifetime`. A key that would expire earlier keeps its expiry. Returns when the key
+    expires. Raises NotFound for an unknown, revoked or expired key.
     """
     async with connected(settings, "keys") as connection:
         return await keys.expire(connection, command_actor(), prefix, lifetime)

@@ -19,7 +19,7 @@ from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
 from leasehold.client.models import ENDED
 
-_PAGE_LINES = 1000  # the most that the API returns
+_PAGE_LINES = 1000  # the API returns at most this many lines at once
 #: The pause after a stream that had no lines, in seconds.
 _PAUSE_SECONDS = 1.0
 #: The style of a line of each level, for Rich.
@@ -47,7 +47,7 @@ def _pages(
     client: ApiClient, job: str, after: int | None, step: str | None, attempt: int | None
 ) -> Iterator[dict[str, Any]]:
     path = f"/v1/jobs/{path_part(job)}/logs"
-    while after is not None:
+    while after is not None:  # None: the last page has been read
         page = client.get(path, after=after, step=step, attempt=attempt, limit=_PAGE_LINES)
         yield from page["lines"]
         after = page["next_after"]
@@ -59,7 +59,8 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     end has no lines, because then no further line can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer now; later this waits for the API, and says so
+    # Raise now if the API does not answer. Later, `pause_for` waits for the API, and says so.
+    client.get(path)
     has_ended = False  # whether the job had already ended when this stream began
     while True:
         cursor_before = after
@@ -67,7 +68,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
             for event in client.stream(f"{path}/logs", last_event_id=str(after), step=step, attempt=attempt):
                 yield event.data
                 after = event.data["n"]
-            if cursor_before == after:
+            if cursor_before == after:  # the stream had no lines
                 if has_ended:
                     return
                 has_ended = client.get(path)["status"] in ENDED

@@ -137,7 +137,7 @@ def _show_bars(client: ApiClient, path: str, answer: dict[str, Any]) -> dict[str
 
 
 def _update_bars(progress: Progress, bars: dict[str, TaskID], answer: dict[str, Any]) -> None:
-    """Set the bar of each step. `bars`: step -> its bar; a new step gets a bar."""
+    """Set the bar of each step. `bars`: the id of a step -> its bar. This function adds a bar for a new step."""
     for step in answer["progress"]["steps"]:
         if step["id"] not in bars:
             bars[step["id"]] = progress.add_task(step["id"], total=100, note="")

@@ -15,7 +15,7 @@ class OtherBytes(LeaseholdError):
 
 def check_answer(answer: httpx2.Response) -> None:
     """Raises httpx2.HTTPStatusError for an answer that is no success. The error's message leaves out the URL, because
-    anybody who reads a signed URL can use it. (`raise_for_status` would name the URL.)
+    anybody who reads a signed URL can use it. (The message of httpx2's own `raise_for_status` has the URL.)
     """
     if not answer.is_success:
         sentence = f"the store answered {answer.status_code}"

@@ -19,10 +19,10 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class Parser:
-    """Takes the text of the answer in pieces of any size, and returns the events that each piece completes.
+    """`feed` takes the text of the answer in pieces of any size, and returns the events that each piece completes.
 
-    Only LF and CR LF end a line here. The HTTP library can also split a text into lines, but its lines also end at
-    U+2028 and U+0085, which JSON may contain unescaped.
+    Only LF and CR LF end a line here. The function of the HTTP library that splits a text into lines is not used,
+    because its lines also end at U+2028 and U+0085, which JSON may contain unescaped.
     """
 
     _unfinished: str = ""
@@ -34,7 +34,7 @@ class Parser:
         return [event for event in events if event is not None]
 
     def _take_line(self, line: str) -> ServerEvent | None:
-        """Take the next line. An empty line ends an event. Then return the event, if it has data."""
+        """Take the next line. If it is empty, it ends an event, and this method returns the event if it has data."""
         if line:
             self._add_field(line)
             return None

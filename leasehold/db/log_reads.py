@@ -20,8 +20,8 @@ from leasehold.db.database import Connection
 #: `log_numbers` and `stream_numbers` return this number for a job that has ended, because no line or chunk follows.
 ENDED = 2**62
 
-# A row of job_log holds `n` lines as a JSON array. `last`: the number of the row's last line in its job. `before`: the
-# number of the line before the row's first line. A page of N lines reads at most N rows.
+# A row of job_log holds `n` lines as a JSON array. All lines of a job are numbered. `last`: the number of the row's
+# last line. `before`: the number of the line before the row's first line. A page of N lines reads at most N rows.
 LOG_PAGE = """
 -- log_page
 SELECT last - n AS before, step, epoch, attempt, lines
@@ -41,7 +41,7 @@ FROM job j LEFT JOIN tail ON tail.job_id = j.id WHERE j.id = ANY($1::uuid[])
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The step and the attempt whose lines or chunks are read; None: those of any. `attempt`: a number from 1."""
+    """The step, and the attempt (a number from 1), whose lines or chunks are read. None: any step, or any attempt."""
 
     step: str | None = None
     attempt: int | None = None
@@ -56,7 +56,7 @@ async def log_page(
 
 
 def _lines_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
-    """The lines of the rows, each with its number in the job (`n`), its step and its attempt."""
+    """The lines of the rows, each with its number in the job (`n`), its step, its attempt and the attempt's epoch."""
     for row in rows:
         row_fields = {"step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]}
         for number, line in enumerate(row["lines"], row["before"] + 1):
@@ -82,10 +82,11 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
     return {row["id"]: row["number"] for row in rows}
 
 
-# `restarts` in the answer: the row's first chunk is the first stored chunk of an attempt that starts the stream of its
-# step anew. The column `restarts` is true in every row of such an attempt, so the statement also checks that the
-# attempt has no earlier row. (It does not check that `first` is 1, because the attempt's first chunks may have been
-# refused.) `superseded`: a later attempt has started the stream anew, so the row's chunks are void.
+# A row of job_stream holds `n` chunks, as a row of job_log holds lines. `restarts` in the result: the row's first chunk
+# is the first stored chunk of an attempt that starts the stream of its step anew. The column `restarts` is true in
+# every row of such an attempt, so the statement also checks that the attempt has no earlier row. (It does not check
+# that the chunk is the attempt's number 1, because the attempt's first chunks may have been refused.) `superseded`: a
+# later attempt has started the stream anew, so the row's chunks are void.
 STREAM_PAGE = """
 -- stream_page
 SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.chunks, s.at,

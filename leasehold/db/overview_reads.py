@@ -14,9 +14,9 @@ from leasehold.db.unsettled import SILENT
 #: Unfinished jobs are counted up to MAX_UNFINISHED. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
 MAX_UNFINISHED, MAX_LATE = 500, 50
 
-# $1: the tenant. $2: a job that waits longer than this for its start is late. $3: return at most this many ids of late
-# jobs. A job that only an external worker can start (`waiting_worker`) is never late, because such a worker may poll
-# seldom.
+# $1: the tenant. $2: a job that waits longer than this for its start is late. (It waits from its submission or, if it
+# was submitted with a later start, from that time.) $3: return at most this many ids of late jobs. A job that only an
+# external worker can start (`waiting_worker`) is never late, because such a worker may poll seldom.
 _UNFINISHED_COUNTS = f"""
 -- overview_live
 SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE counted.started_at IS NOT NULL))::int AS started,
@@ -32,9 +32,10 @@ LEFT JOIN run r ON r.job_id = counted.id
 
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
-    """Counts the tenant's oldest MAX_UNFINISHED unfinished jobs. `unfinished`: all of them. `started`: the jobs that
-    have started. `held`: the jobs that wait at a concurrency limit. `late` has ids: those of at most MAX_LATE jobs that
-    should have started more than `long_wait` ago, but have not started. The job with the longest wait is first.
+    """Counts the tenant's unfinished jobs, but only the oldest MAX_UNFINISHED. `unfinished`: the number of these jobs.
+    `started`: how many of them have started. `held`: how many wait at a concurrency limit. `late`: the ids of at most
+    MAX_LATE of them that should have started more than `long_wait` ago, but have not started. The job with the longest
+    wait is first.
     """
     row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None
@@ -45,6 +46,7 @@ async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: t
 #: silent steps.
 _MAX_EXTERNAL, MAX_SILENT = 300, 100
 
+# The constant SILENT is a condition: the task `t` is a silent external step.
 SILENT_STEPS = f"""
 -- overview_silent_steps
 SELECT count(*)::int FROM (
@@ -110,7 +112,7 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 async def quarantined(connection: Connection) -> Sequence[Row]:
     """For operators: a row for each duty (a maintenance loop of a worker) with units in quarantine. A unit is one thing
     that a duty works on. A unit that failed is in quarantine until the duty tries it again. `n`: the number of the
-    duty's units in quarantine now. `code`: the error code of one of them.
+    duty's units in quarantine now. `code`: the error code of one of them. Reads at most 1,000 units.
     """
     return await connection.fetch(_QUARANTINED)
 
@@ -154,9 +156,10 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 
 
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
-    """For operators: the next MAX_LIMITS + 1 limits that operators declared, of all tenants. `inside`: the number of
-    jobs that the limit has admitted. `waiting`: the number of jobs that wait at the limit. Both are counted up to
-    MAX_AT_LIMIT. `after`: tenant and key of the last limit of the previous page.
+    """For operators: the limits of the next page that operators declared, of all tenants. If there is a further page,
+    one more limit, so at most MAX_LIMITS + 1. `inside`: the number of jobs that the limit has admitted. `waiting`: the
+    number of jobs that wait at the limit. Both are counted up to MAX_AT_LIMIT. `after`: tenant and key of the last
+    limit of the previous page.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
@@ -199,8 +202,8 @@ _WAITING = _jobs_at_limit_sql("overview_jobs_waiting", "NULL")
 async def jobs_at_limit(
     connection: Connection, tenant_id: str, key: str, count: int, *, admitted: bool
 ) -> Sequence[Row]:
-    """For operators: at most `count` jobs at the limit. `admitted`: read the jobs that the limit has admitted;
-    otherwise read the jobs that wait at the limit. The jobs are sorted by tenant. The jobs of one tenant are in the
-    order in which the limit admits them.
+    """For operators: at most `count` jobs at the limit. `admitted`: whether to read the jobs that the limit has
+    admitted, or the jobs that wait at it. The jobs are sorted by tenant. The jobs of one tenant are in the order in
+    which the limit admits them.
     """
     return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, count)

@@ -31,7 +31,7 @@ from leasehold.db.tables import metadata
 _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
-#: How far the running attempt of a task is, as its handler last reported.
+#: The progress of each running task, as the handler of its attempt last reported it.
 progress = Table(
     "progress",
     metadata,
@@ -70,7 +70,7 @@ template = Table(
     PrimaryKeyConstraint("tenant_id", "type", "version"),
 )
 
-#: For each type: the newest version that was deleted. A new version must have a higher number.
+#: For each template (`type`): the newest version that was deleted. A new version must have a higher number.
 template_deletion = Table(
     "template_deletion",
     metadata,
@@ -91,16 +91,17 @@ run = Table(
     Column("version", SmallInteger, nullable=False),
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
-    Column("scheduled_at", _INSTANT),
-    Column("schedule_id", Uuid),
-    Column("tick", _INSTANT),  # the instant of the schedule for which this run was created
+    Column("scheduled_at", _INSTANT),  # no step of the run starts earlier; NULL: there is no such time
+    Column("schedule_id", Uuid),  # the schedule that made this run; NULL: no schedule made it
+    Column("tick", _INSTANT),  # the instant of the schedule for which this run was made
     Column("rerun_of", Uuid),  # the run that this run repeats
     Index("run_newest", "tenant_id", text("job_id DESC")),
     Index("run_of_template", "tenant_id", "template", text("job_id DESC")),
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
-    # A tick creates one run, even with many schedulers and after any crash.
+    # A tick makes only one run, even with many schedulers and after any crash.
     Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
-    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # text search
+    # For the search of jobs by a text, which may be a `scope_id`.
+    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),
     Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
 )
 
@@ -115,8 +116,9 @@ schedule = Table(
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
-    Column("tags", JSONB, nullable=False, server_default="{}"),  # each run of the schedule gets them
-    Column("callback_url", Text),  # each run of the schedule gets it
+    # Each run of the schedule gets these tags, and this URL.
+    Column("tags", JSONB, nullable=False, server_default="{}"),
+    Column("callback_url", Text),
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
@@ -126,7 +128,7 @@ schedule = Table(
     # The platform pauses the schedule after this many failed runs in a row; NULL: never.
     Column("pause_after_failures", Integer),
     Column("enabled", Boolean, nullable=False, server_default="true"),
-    Column("paused_because", Text),
+    Column("paused_because", Text),  # why the platform paused the schedule; NULL: it did not
     Column("buffered_at", _INSTANT),  # overlap `buffer_one`: the tick that waits for the previous run to end
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
@@ -156,9 +158,9 @@ gate = Table(
     "gate",
     metadata,
     Column("tenant_id", Text, nullable=False),  # `*`: all tenants share the limit
-    Column("key", Text, nullable=False),
-    Column("at_most", Integer),  # the most jobs that may be admitted and unfinished; NULL: any number
-    Column("per_minute", Integer),  # the most admissions within any sixty seconds; NULL: any number
+    Column("key", Text, nullable=False),  # what the limit counts, for example `queue:media`
+    Column("at_most", Integer),  # at most this many jobs may be admitted and unfinished; NULL: any number
+    Column("per_minute", Integer),  # at most this many jobs are admitted within any sixty seconds; NULL: any number
     # True: an operator declared the limit, so the row stays even while no job uses the limit.
     Column("declared", Boolean, nullable=False, server_default="false"),
     PrimaryKeyConstraint("tenant_id", "key"),
@@ -166,7 +168,7 @@ gate = Table(
     CheckConstraint("per_minute IS NULL OR per_minute >= 0", name="per_minute_not_negative"),
 )
 
-#: The jobs under each concurrency limit: waiting, or admitted.
+#: The jobs that wait at a concurrency limit (`tenant_id`, `key`), or that the limit has admitted.
 gate_job = Table(
     "gate_job",
     metadata,
@@ -177,7 +179,8 @@ gate_job = Table(
     Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # the job is not admitted earlier
     Column("admitted_at", _INSTANT),  # NULL while the job waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
-    Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: tenants take turns at a shared limit
+    # The job's tenant. (`tenant_id` is the tenant of the limit.) Tenants take turns at a limit that they share.
+    Column("owner", Text, nullable=False, server_default=""),
     # Only the previous release uses this index, because that release admits the jobs of a tenant by their age.
     Index(
         "gate_job_turn",
@@ -221,7 +224,7 @@ webhook = Table(
     Column("secrets", ARRAY(LargeBinary), nullable=False),  # encrypted, the newest first; two during a rotation
     Column("events", ARRAY(Text), nullable=False),
     Column("enabled", Boolean, nullable=False, server_default="true"),
-    Column("disabled_because", Text),
+    Column("disabled_because", Text),  # why the platform disabled the webhook; NULL: it did not
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("disabled_at", _INSTANT),  # when the webhook was last disabled; kept when it is enabled again
     Index("webhook_tenant", "tenant_id"),
@@ -236,13 +239,13 @@ callback_secret = Table(
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),  # when the newest secret was made
 )
 
-#: The rate limits of keys and tenants that have made requests lately.
+#: Rate limits: how much of its rate each key or tenant has used lately (limits/rates.py).
 rate_bucket = Table(
     "rate_bucket",
     metadata,
     Column("key", Text, primary_key=True),
-    # When the bucket is full again (GCRA: the theoretical arrival time). If this instant is in the past, the bucket is
-    # full now.
+    # When the bucket is full again, so that all requests of a minute may come at once (in GCRA: the theoretical arrival
+    # time). If this instant is in the past, the bucket is full now.
     Column("full_at", _INSTANT, nullable=False),
     Index("rate_bucket_full_at", "full_at"),
 )

@@ -1,5 +1,5 @@
 """Declares the tables of workflows: the journal, and the signals that clients send. The journal has the calls of each
-workflow, and by these calls a worker resumes the workflow. tables.py declares the tables of jobs and tasks.
+workflow with their results, from which a worker resumes the workflow. tables.py declares the tables of jobs and tasks.
 
 A change here needs a migration.
 """
@@ -34,7 +34,7 @@ journal = Table(
     "journal",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
-    # empty for the workflow's function itself; each branch of a gather (calls at the same time) has its own name
+    # Empty for the workflow's function itself. Each branch of a gather (calls at the same time) has its own name.
     Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
     # run: starts a task of this job; start: starts another job; result: waits for another job; sleep: waits for a time;
@@ -45,11 +45,11 @@ journal = Table(
     # and the name has a `#` (`charge#1`), the row belongs to a `ctx.run` of a task with a concurrency limit. Another
     # job does the work of such a call.
     Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", Text, nullable=False),  # open: the call has not ended; any other state: how it ended
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
     Column("child_id", Uuid),  # kind `run`: a task of this job; kinds `start` and `result`: another job
     # Kinds `sleep` and `signal`: when the wait ends by itself. Kind `result`: when the other job ended. The platform
-    # writes this when it wakes the workflow because of that end. (A job that is retried may end again.)
+    # writes this time when it wakes the workflow because of that end. (A job that is retried may end once more.)
     Column("due_at", _INSTANT),
     Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
     Column("at", _INSTANT, nullable=False, server_default=_NOW),

@@ -1,4 +1,5 @@
-"""The actor of an act, and the hashes that chain the rows of the audit.
+"""The actor of an act, and the check of the hashes that chain the rows of the audit. A row records an act, and has the
+hash of the previous row.
 
 Each tenant has a chain of its own. The chain `*` has the acts that concern all tenants, or no tenant. PostgreSQL
 computes the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be
@@ -18,7 +19,7 @@ SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-#: The fields that a row's hash covers, in order; `previous`, `seq` and `at` come before them.
+#: The fields that a row's hash covers after `previous` (the hash of the previous row), `seq` and `at`, in this order.
 HASHED_FIELDS = (
     "tenant_id",
     "actor_kind",
@@ -62,9 +63,9 @@ class BrokenRow:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. In a
-    new Chain they belong to the row before the first row to check. `from_head` takes the number and the hash of the
-    last row that retention deleted (0 and "" if retention deleted no row).
+    """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. At
+    first they are those of the row before the first row to check. For the oldest stored row, this is the last row that
+    retention deleted (0 and "" if retention deleted no row).
     """
 
     tenant_id: str
@@ -103,7 +104,7 @@ class Chain:
 
 def hash_of(row: Mapping[str, Any]) -> str:
     """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is hashed with its length.
-    Without the lengths, text could move from one field to the next and the hash would stay the same.
+    Without the lengths, somebody could move text from one field to the next, and the hash would stay the same.
     """
     at: datetime = row["at"]
     fields = [

@@ -21,6 +21,7 @@ from leasehold.domain.tags import NAME
 
 #: A filter has at most this many characters, and this many terms.
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
+#: The name of a kind. The next pattern is for the name of a queue or of a template.
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 #: A length of time: `90s`, `2h`.
@@ -28,6 +29,7 @@ _LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: The key of a term, with its colon: `kind:`, `tag.customer:`, `payload./a/b:`. A term without a key is a text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
+#: A value in quotes (group 1 is the text between them), and an escaped character in such a value.
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
 #: A value that needs no quotes.
 _PLAIN = re.compile(r'[^\s"]+')
@@ -60,10 +62,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `waited`: how many seconds the job may have waited for its start.
-    `duration`: how many seconds the job may have run. `payload`: for each term, the JSON pointer (split into keys and
-    list positions), and the value that the payload must have there. `positions`: {key of a term: the character at which
-    the term begins}, for errors.
+    """The terms of a filter. A job must fulfil all of them. A field is None or empty if the filter has no such term.
+
+    `waited`: for how many seconds the job has waited for its start. `duration`: for how many seconds it has run.
+    `payload`: for each such term, the JSON pointer (split into keys and list positions), and the value that the payload
+    must have there. `positions`, for errors: key of a term -> the character at which the first such term begins.
     """
 
     kind: str | None = None
@@ -84,13 +87,15 @@ class JobFilter:
     positions: dict[str, int] = field(default_factory=dict)
 
     def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
-        """The error about the term with this key. Without such a term, the error points to character 1."""
+        """The error about the term with this key. If the filter has no such term, the error names character 1."""
         return InvalidFilter(self.positions.get(key, 1), sentence, code)
 
 
 @dataclass(slots=True)
 class _Term:
-    """`KEY:VALUE`, `KEY.DETAIL:VALUE`, or a text. The positions of the term and of its value are counted from 1."""
+    """`KEY:VALUE`, `KEY.DETAIL:VALUE`, or a text. `position` and `value_position`: the first characters of the term and
+    of its value, counted from 1.
+    """
 
     key: str  # empty: the term is a text
     detail: str | None  # NAME of `tag.NAME`, POINTER of `payload.POINTER`
@@ -113,7 +118,7 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 
 def quoted(value: str) -> str:
-    """The value as it stands in a filter: in quotes if it needs them. The value must not be empty, because `parse`
+    """The value as a filter contains it: in quotes if it needs them. The value must not be empty, because `parse`
     refuses a term without a value.
     """
     if _PLAIN.fullmatch(value):
@@ -185,6 +190,8 @@ class _FilterBuilder:
         self._payload: list[tuple[tuple[str, ...], str]] = []
         self._texts: list[str] = []
         self._positions: dict[str, int] = {}
+        # The key of a term -> the function that adds the term. The terms of all other keys are read by _READERS, occur
+        # at most once, and are the value of one field.
         self._adders: dict[str, Callable[[_Term], None]] = {
             "": lambda term: self._texts.append(term.value),
             "tag": self._add_tag,
@@ -210,7 +217,7 @@ class _FilterBuilder:
         adder = self._adders.get(term.key)
         if adder is not None:
             adder(term)
-        else:
+        else:  # the term's value becomes the field that has the key as its name
             self._set(term, term.key, _READERS[term.key](term))
 
     def _set(self, term: _Term, name: str, value: object) -> None:
@@ -243,6 +250,7 @@ class _FilterBuilder:
         length = _LENGTH.fullmatch(operand)
         if length is None:
             raise InvalidFilter(term.value_position + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
+        # Each term sets one of the two bounds, so a filter may have `waited:>1m` and `waited:<1h`.
         bounds: Range = self._fields.get(term.key) or Range()
         if (bounds.above if sign == ">" else bounds.below) is not None:
             raise InvalidFilter(term.position, f"The filter has `{term.key}:{sign}` twice.")
@@ -285,7 +293,7 @@ def _read_pointer(term: _Term) -> tuple[str, ...]:
 
 
 def _reader_of_names(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
-    """A function that reads the value of a term. It refuses a value that does not match the pattern."""
+    """Make a function that reads the value of a term, and refuses a value that does not match the pattern."""
 
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
@@ -311,8 +319,8 @@ def _read_id(term: _Term) -> UUID:
         raise InvalidFilter(term.value_position, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
 
 
-#: The key of a term -> the function that reads the term's value. The keys that are not here have a function in
-#: `_FilterBuilder._adders`, because their terms need more than a single value.
+#: The key of a term -> the function that reads the term's value. All other keys have a function in
+#: `_FilterBuilder._adders`.
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _reader_of_names(_WORD),
     "status": _read_status,

@@ -1,4 +1,4 @@
-"""JSON pointers (RFC 6901): they name a value within a JSON document, as `/items/0/price` does."""
+"""Makes and follows JSON pointers (RFC 6901). A pointer such as `/items/0/price` names a value in a JSON document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _MAX_CHARACTERS = 300
 
 
 def pointer_to(path: Iterable[object]) -> str:
-    """The pointer for keys and positions, from the root down. A long pointer is cut, so use it only in messages."""
+    """The pointer for these keys and list positions, from the root of the document down. A long pointer is cut, so use
+    it only in messages.
+    """
     pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
     return pointer if len(pointer) <= _MAX_CHARACTERS else pointer[:_MAX_CHARACTERS] + "…"
 

@@ -19,10 +19,10 @@ BUSY_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """The load of a queue. `due`: tasks that could start now. `running`: running attempts. `oldest`: seconds that the
-    oldest due task has waited. `attempt_seconds`: about how many seconds an attempt takes; None: no attempt runs.
-    `slots`: how many slots one worker has for this queue; 0: the pool does not serve the queue; None: no worker of the
-    pool has reported.
+    """The load of a queue. `due`: the number of tasks that could start now. `running`: the number of running attempts.
+    `oldest`: for how many seconds the oldest due task has waited. `attempt_seconds`: about how many seconds an attempt
+    takes; None: no attempt runs. `slots`: how many slots one worker has for this queue; 0: the pool does not serve the
+    queue; None: no worker of the pool has reported its slots.
     """
 
     due: int
@@ -33,16 +33,18 @@ class QueueLoad:
 
 
 def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """The given queues, and each of them pinned to each label. Only workers with the label serve the pinned queue
-    `QUEUE@LABEL`. A queue that is pinned already gets no second label.
+    """The queues that a worker with these labels serves: the given queues, and for each queue and each label the pinned
+    queue `QUEUE@LABEL`, which only workers with this label serve. A given queue that is pinned already gets no second
+    label.
     """
     return queues | {pinned_queue(queue, label) for queue in queues for label in labels if "@" not in queue}
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
-    """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
-    and further slots for the due tasks, at most one for each due task. If no attempt runs, the time of an attempt is
-    unknown, so each due task counts as one slot.
+    """How many slots the queue needs so that every due task starts within about `target_wait` seconds. This is the
+    number of running attempts, plus at most one slot for each due task. In `target_wait` seconds, one slot starts
+    `target_wait / attempt_seconds` tasks. If no attempt runs, the time of an attempt is unknown. Then each due task
+    counts as one slot.
     """
     if load.attempt_seconds is None:
         return load.running + load.due
@@ -50,12 +52,12 @@ def slots_needed(load: QueueLoad, target_wait: float) -> float:
 
 
 def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, present: int, least: int, most: int) -> int:
-    """The number of workers that the pool should have, from `least` to `most`. `present`: the workers that the pool
-    has, without draining workers.
+    """The number of workers that the pool should have, from `least` to `most`. `present`: the number of workers that
+    the pool has, without draining workers.
 
-    If a queue has tasks, but no worker has reported its slots for the queue, the pool does not shrink. An empty pool
-    then starts its first worker, which reports the slots. A queue with 0 slots is left out, because more workers would
-    not serve it either.
+    If a queue has tasks, but no worker has reported its slots for the queue, the pool does not shrink. If this pool is
+    empty, it starts one worker, which will report the slots. A queue with 0 slots is left out, because more workers
+    would not serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
     if is_unknown:

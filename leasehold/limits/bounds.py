@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The table of a row. `gate` has the concurrency limits. Only limits that an operator has declared count. Limits that
-#: the code of pipelines declares do not count.
+#: A table with a bound on its rows. The table `gate` has the concurrency limits. Only limits that an operator has
+#: declared count. Limits that the code of pipelines declares do not count.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
@@ -50,16 +50,17 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Take a lock. Until the caller's transaction ends, no other transaction adds a row of `thing` for the tenant."""
+    """Take the lock of `check_room`. Until the caller's transaction ends, no request to the API adds a row to the table
+    `thing` for the tenant. (Exception: a worker writes the schedules that an app declares without this lock.)
+    """
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
 async def check_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
     """Check that the tenant has fewer than `at_most` rows in the table `thing`. The caller then inserts one row, in the
-    same transaction.
+    same transaction. This function takes the lock of `lock_additions`.
 
-    Another transaction that adds such a row for this tenant waits until the caller's transaction ends. Raises Conflict
-    `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`,
+    Raises Conflict `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`,
     `too_many_people`, `too_many_views`.
     """
     await lock_additions(connection, thing, tenant_id)

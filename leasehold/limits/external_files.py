@@ -2,8 +2,8 @@
 worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
 The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
-reads. The row of a file in the table `upload` has the task and the epoch. By the task and the epoch, housekeeping finds
-and deletes the files that were uploaded for an attempt, but that the worker did not name when it completed the attempt.
+reads. From `announce` to `complete`, each file has a row in the table `upload`, with the task and the epoch. If the
+attempt ends and the file is not among its outputs, housekeeping finds this row (`give_up`) and deletes the file.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from leasehold.transitions.sweeps import EXPIRED
 #: tenants.
 _MAX_VERIFICATIONS = 2
 
-# `unindexed`: PostgreSQL finds the task by its id, not by an index of running tasks.
+# Finds a row only if the lease is still held. `unindexed`: PostgreSQL finds the task by its id, not by an index of
+# running tasks.
 _FILES_PREFIX = f"""
 -- external_held
 SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
-# Reads the announced size from `most` and not from `bytes`, because after the URL has expired, `bytes` is the size of
-# the stored object.
+# The announced files of the attempt that the worker has not completed yet (`open`). Reads the announced size from
+# `most` and not from `bytes`, because after the URL has expired, `bytes` is the size of the stored object.
 _ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
 """
+# Deletes the rows of announced files of the attempt, and returns the keys that had a row.
 _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# Abandons files of attempts that have ended. Such an attempt can no longer complete, so no completion will need one of
-# these files. `most = -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
+# Abandons files of attempts that have ended, because such an attempt can no longer complete with its files.
+# `most = -1`: housekeeping deletes any object at the key (see _CLOSE in uploads.py).
 _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
@@ -61,9 +63,10 @@ WHERE u.key IN (
     LIMIT $1 FOR UPDATE OF open_upload SKIP LOCKED
 )
 """
-# Writes a row of `upload` for each output of these jobs to which a transfer of an external worker may still arrive. $1:
-# the jobs. $2: the longest time for which a URL is valid. $3: the time that the slowest transfer takes. All URLs of a
-# job were issued before the job ended. `most = -1`: housekeeping deletes any object at the key.
+# Writes a row of `upload` for each key of an output to which an external worker may still be sending an object. $1: the
+# jobs; EXPIRED restricts them to the jobs past `expires_at`. $2: the longest time for which a URL is valid. $3: the
+# time that the slowest transfer takes. All URLs of a job were issued before the job ended, so the last transfer ends at
+# most $2 + $3 after the job. `most = -1`: housekeeping deletes any object at the key.
 _FORGET_WITH_JOBS = f"""
 -- external_files_forget_with_jobs
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
@@ -125,7 +128,8 @@ async def announce(
 ) -> list[str] | None:
     """Write a row of `upload` for each file. Returns the keys to which the worker may upload the files for
     `upload_url_seconds`, in the order of `files`. Returns None if the lease is lost. Call this in a transaction that
-    has locked the job (as `external.lock` does), because two calls at once for the same file would conflict.
+    has locked the job (with `lock` of transitions/external.py), because two calls at once for the same file would
+    conflict. `room`: the estimates of the bytes that each tenant's unfinished uploads take.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.
     """
@@ -134,7 +138,7 @@ async def announce(
         return None
     sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
-    for file in files:  # and not `by_key`, so that two files of one name must have the same size
+    for file in files:  # not over `by_key`, because two announced files of the same name must have the same size
         if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
     _check_bounds(settings, sizes)
@@ -174,7 +178,7 @@ class Files:
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[UploadedFile]) -> list[Output]:
         """Read the files' bytes from the store, and return the files as outputs. Holds no connection while it reads.
 
-        If the lease is lost, this reads nothing and returns an empty list, because `complete` then reports the lost
+        If the lease is lost, `check` reads nothing and returns an empty list, because `complete` then reports the lost
         lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
@@ -222,9 +226,9 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
     """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call this in a
     transaction that has locked the job.
 
-    A worker may repeat the call because the answer to the first call was lost. Then the attempt has ended, its files
-    are outputs already, and `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if a
-    file that `Files.check` has found is not announced any more.
+    A worker may repeat the call because the answer to the first call was lost. In this case the attempt has ended, its
+    files are outputs already, and `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced`
+    if the row of a file that `Files.check` has verified does not exist any more.
     """
     lease, outputs = completion.lease, completion.outputs
     if outputs and await _prefix_of(connection, tenant_id, lease) is not None:
@@ -236,18 +240,18 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
 
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Call this before these jobs are deleted. Until no transfer can arrive any more, housekeeping then watches the
-    keys of the jobs' files.
+    """Call this before these jobs are deleted. Housekeeping then watches the keys of the jobs' files, until no transfer
+    to them can arrive any more.
 
-    A completed file has no row of `upload`. While the job exists, the file needs no row, because a transfer that
-    arrives can only store an object of the announced size, and the job's deletion deletes this object. But an object
-    that arrives after the deletion would stay for good.
+    A completed file has no row of `upload`. While the job exists, the file needs no row, because a late transfer can
+    only store an object of the announced size, and this object is deleted together with the job. But without a row, an
+    object that arrives after the job's deletion would stay for good.
     """
     await connection.execute(_FORGET_WITH_JOBS, list(job_ids), _LONGEST_URL, uploads.SLOWEST_TRANSFER)
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> bool:
     """Abandon at most `limit` files that a worker announced for an attempt, but did not name before the attempt ended.
-    Housekeeping then deletes their objects, even those that arrive later. Returns whether more files may be due.
+    Housekeeping then deletes their objects, even those that arrive later. Returns True if there may be more such files.
     """
     return row_count(await connection.execute(_GIVE_UP, limit)) >= limit

@@ -2,7 +2,7 @@
 statement. A key names what is limited, such as the requests of an API key.
 
 The admission of jobs and some endpoints charge these rates. Each request adds to the debt of its key. The debt is a
-number of seconds, and falls by one each second.
+number of seconds. It falls by one each second, and must not exceed one minute.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from leasehold.db.database import Connection, row_count
 
-# $1: the key. $2: the debt that the charge adds. $3: the largest debt (the burst). `full_at` is the time at which the
-# key's debt becomes 0. If the debt would exceed the burst, the statement changes nothing and returns no row. Exception:
-# if the debt exceeds the burst already, PostgreSQL's clock has stepped back since the last charge. Then the statement
-# sets the debt to the burst, and allows the charge. If it refused the charge, the caller would roll this correction
-# back.
+# $1: the key. $2: the debt that the charge adds. $3: the largest allowed debt (the burst). `full_at` is the time at
+# which the key's debt becomes 0. The statement returns the new debt. If the new debt would exceed the burst, the
+# statement changes nothing and returns no row. Exception: if the debt exceeds the burst before the charge, PostgreSQL's
+# clock has stepped back since the last charge. Then the statement sets the debt to the burst, and allows the charge,
+# because the caller of a refused charge would roll this correction back.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS bucket (key, full_at)
@@ -30,7 +30,7 @@ RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
 
 
-#: The largest debt. It is one minute, so that the requests of a whole minute may come at once.
+#: The largest allowed debt. It is one minute, so that the requests of a whole minute may come at once.
 _BURST_SECONDS = 60.0
 
 
@@ -50,10 +50,8 @@ class Quota:
 
 
 async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
-    """Charge `count` requests of `key`, all or none. The rate is `per_minute`. The requests of a whole minute may come
-    at once.
-
-    `count` must be at most `per_minute`, because more requests at once would never be allowed.
+    """Charge `count` requests to `key`, all or none. The rate is `per_minute`. The requests of a whole minute may come
+    at once. So `count` must be at most `per_minute`, because more requests at once would never be allowed.
     """
     assert count <= per_minute, "a charge above a whole minute's rate can never be allowed"
     added_debt = 60.0 * count / per_minute
@@ -86,7 +84,7 @@ async def _read_debt(connection: Connection, key: str) -> float:
 
 
 async def refund(connection: Connection, key: str, per_minute: int, count: int) -> None:
-    """Undo a `take` of `count`."""
+    """Undo an allowed `take` of `count` requests."""
     await connection.execute(
         "UPDATE rate_bucket SET full_at = full_at - make_interval(secs => $2::float8) WHERE key = $1",
         key,
@@ -96,10 +94,10 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
     """Delete at most `limit` rows without debt. Nothing is lost, because a key without a row has no debt either.
-    Returns whether more such rows may be left.
+    Returns True if there may be more such rows.
 
-    FOR UPDATE SKIP LOCKED leaves out a row that is being charged. Without it, PostgreSQL would wait for the charge, and
-    then delete the charged row.
+    FOR UPDATE SKIP LOCKED leaves out a row that another transaction is charging. Without it, PostgreSQL would wait for
+    the charge, and then delete the charged row.
     """
     status = await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"

@@ -2,8 +2,8 @@
 
 To count all jobs and bytes of a tenant costs more than a submission. So a process remembers the counts of each tenant,
 and adds the jobs and bytes that it admits itself. It counts again after a pause, which is longer if the last count took
-longer. To a new count the process adds the jobs that it has admitted recently, because the count lacks jobs whose
-transactions were not committed yet.
+longer. To a new count the process adds the jobs that it has admitted within the last seconds, because the transactions
+of these jobs may not have been committed when PostgreSQL counted.
 
 Near the bound on jobs, a remembered count is not exact enough. There the process counts the tenant's unfinished jobs at
 each submission, and again after the write, under a lock.
@@ -29,20 +29,21 @@ from leasehold.settings import Settings
 _COUNTING_SHARE = 0.05
 #: The shortest and the longest pause between two counts of a tenant, in seconds.
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
-#: Jobs that were admitted this many seconds ago are committed by now, and a count contains them.
+#: A job that was admitted more than this many seconds ago is committed by now, and a count contains it.
 _COMMIT_SECONDS = 2.0
-#: The most tenants that a process remembers.
+#: A process remembers the counts of at most this many tenants.
 _MAX_TENANTS = 10_000
 #: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, the jobs are
 #: counted at every submission once the tenant has used this fraction of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: Seconds after which a refused client should try again. They are many for stored bytes, because only a deletion or the
-#: end of a retention time frees bytes.
+#: Seconds after which a refused client should try again. The wait for stored bytes is long, because only a deletion or
+#: the end of a retention time frees bytes.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
 _MAX_COUNTED = 1_000_000
 
+# $1: the tenant. $2: count up to this number.
 _COUNT_JOBS = (
     "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 )
@@ -58,6 +59,7 @@ SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
           AND (expires_at IS NULL OR expires_at > statement_timestamp())) AS keys
 """
 
+# $1: the tenant. `of_kinds`: the sum of the queries of the kinds of work (`stored_queries` of Usage).
 _BYTES = """
 -- stored_bytes
 SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kinds})::bigint
@@ -66,10 +68,10 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 @dataclass(slots=True)
 class _RecentAdmissions:
-    """Counts the jobs that were admitted in the last _COMMIT_SECONDS. It may also count some that are older.
+    """Counts the jobs that were admitted in the last _COMMIT_SECONDS. The count may also contain older jobs.
 
-    `current`: the jobs of the current period, which began at `since`. `earlier`: the jobs of the previous period. A
-    period lasts at least _COMMIT_SECONDS.
+    `current`: the number of jobs of the current period, which began at `since`. `earlier`: the number of jobs of the
+    previous period. A period lasts at least _COMMIT_SECONDS.
     """
 
     earlier: int = 0
@@ -85,6 +87,7 @@ class _RecentAdmissions:
         return self.earlier + self.current
 
     def _rotate(self, at: float) -> None:
+        # Begin a new period if the current period is over.
         if at - self.since >= _COMMIT_SECONDS:
             self.earlier = self.current if at - self.since < 2 * _COMMIT_SECONDS else 0
             self.current, self.since = 0, at
@@ -92,9 +95,9 @@ class _RecentAdmissions:
 
 @dataclass(slots=True)
 class _Usage:
-    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_jobs`,
-    `admitted_bytes`: the sums of all that this process has ever admitted by remembered counts. `is_counting`: a
-    submission is counting again at this moment.
+    """`jobs` and `stored_bytes`: the last counts of one tenant, plus the jobs and bytes that this process has admitted
+    since. `fresh_until`: when PostgreSQL must count again. `admitted_jobs`, `admitted_bytes`: the sums of all that this
+    process has ever admitted by remembered counts. `is_counting`: a submission is counting again at this moment.
     """
 
     jobs: int = 0
@@ -121,10 +124,10 @@ class Usage:
 
     async def reserve(self, database: Connection | ConnectionSource, tenant_id: str, count: int, size: int = 0) -> bool:
         """Check that `count` more jobs and `size` more bytes fit within the bounds, and add both to the remembered
-        counts.
+        counts. `database`: a connection, or a source of connections.
 
-        Returns whether the tenant is far from its bound on jobs. If not, the caller must call `check_exactly` after the
-        write, because concurrent submissions may have used the same room. Raises TooMany `storage_full` or
+        Returns whether the tenant is far from its bound on jobs. If it is not, the caller must call `check_exactly`
+        after the write, because concurrent submissions may have used the same room. Raises TooMany `storage_full` or
         `too_many_unfinished`, and Invalid `batch_too_large`.
         """
         if not (self._max_jobs or self._max_bytes):
@@ -167,8 +170,8 @@ class Usage:
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
     ) -> bool:
-        # Does the part of `reserve` that concerns the jobs. Far from the bound, the remembered count decides. Near the
-        # bound, PostgreSQL counts.
+        # Does the part of `reserve` that concerns the jobs, and returns what `reserve` returns. Far from the bound, the
+        # remembered count decides. Near the bound, PostgreSQL counts.
         if count > self._max_jobs:
             sentence = (
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
@@ -221,9 +224,9 @@ class Usage:
                 now = monotonic()
         finally:
             usage.is_counting = False
-        # The count may lack two groups. First: jobs that were admitted shortly before it (`recent`), if their
-        # transactions were not committed yet. Second: jobs and bytes that were admitted while it ran, however long it
-        # ran.
+        # PostgreSQL's count may lack two groups. First: jobs that were admitted shortly before it (`recent`), if their
+        # transactions were not committed yet. Second: jobs and bytes that were admitted while PostgreSQL counted,
+        # however long this took.
         usage.jobs = jobs + recent + usage.admitted_jobs - jobs_before
         usage.stored_bytes = stored_bytes + usage.admitted_bytes - bytes_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)

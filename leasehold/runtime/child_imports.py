@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_under_way = False
+_under_way = False  # the mark of this process
 
 
 @contextmanager

@@ -13,7 +13,7 @@ PIECE_SIZE = 100
 
 
 async def paced(items: Sequence[_T]) -> AsyncIterator[_T]:
-    """Yield each item. After every `PIECE_SIZE` items let the event loop run other tasks."""
+    """Yield each item. After every `PIECE_SIZE` items, let the event loop run other asyncio tasks."""
     for number, item in enumerate(items, 1):
         yield item
         if number % PIECE_SIZE == 0:

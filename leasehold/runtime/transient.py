@@ -1,4 +1,6 @@
-"""Transient errors of PostgreSQL, after which the same statement may succeed on a new connection."""
+"""Transient errors of PostgreSQL, after which the same statement may succeed on a new connection. `until_answered`
+repeats work after such errors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from leasehold.runtime.gather import check_not_cancelled
 
 _Result = TypeVar("_Result")
 
-#: The errors of three causes:
+#: Errors that have one of three causes:
 #: - The connection is lost.
 #: - The server cannot do the work now: it shuts down, is read-only because it was demoted, lacks disk, memory or
 #:   connections, or its disk fails.
@@ -39,8 +41,8 @@ TIMED_OUT: tuple[type[Exception], ...] = (TimeoutError, asyncpg.QueryCanceledErr
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. It may after each error of TRY_AGAIN. Exception: asyncpg raises an
-    InterfaceError that is also a ValueError for a value that it cannot encode, and a repetition would fail again.
+    """Whether a repetition may succeed after this error. It may succeed after each error of TRY_AGAIN, except an error
+    that is also a ValueError. asyncpg raises such an InterfaceError for a value that it cannot encode.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

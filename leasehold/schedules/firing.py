@@ -43,21 +43,21 @@ MAX_TICKS = 100
 #: After this many runs, or after this many seconds, one call of `fire_due` fires no further due schedule. The next call
 #: searches again, so that a tick that has become due meanwhile comes before the missed ticks of other schedules.
 _RUNS_AT_ONCE, _SECONDS_AT_ONCE = 100, 5.0
-#: Each call of `fire_due` reads at most this many due schedules without missed ticks to catch up, and at most this many
-#: with such ticks: those that are due for longest. The tenants take turns among the schedules that were read. The
-#: number is bounded, because a call reads all of them, even if it fires only a hundred. It is many times the number of
-#: schedules that a tenant may have by default.
+#: There are two groups of due schedules: with missed ticks to catch up (a backlog), and without. Each call of
+#: `fire_due` reads at most this many schedules of each group, those that are due for longest. Among these the tenants
+#: take turns. The number is bounded, because a call reads all of them, even if it fires only a hundred. It is many
+#: times the number of schedules that a tenant may have by default.
 _MAX_IN_TURN = 10_000
 
-#: A run is kept at most this long so that its schedule can count failed runs (`pause_after_failures`). The setting
-#: `retention_days` has the same maximum.
+#: A schedule that pauses after failed runs (`pause_after_failures`) must be able to count them. For this purpose a run
+#: is kept at most this long. The setting `retention_days` has the same maximum.
 _LONGEST_COUNT = timedelta(days=3650)
 
-#: A template, with the parameters for its runs. Or an error, which means that the schedule can have no run.
+#: Either a template with the parameters for the schedule's runs, or an error because of which it can have no run.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
-#: The name of this duty (a maintenance loop) in the table `quarantine`. A schedule that could not be fired has a row in
-#: this table until a worker tries it again. The condition `not_in` leaves such schedules out.
+#: The name of this duty (a maintenance loop) in the table `quarantine`. If a schedule could not be fired, a row of this
+#: table sets it aside until its next try. The condition `not_in` leaves such schedules out.
 DUTY = counted("schedules")
 
 # SQL: the pipeline of the handler `h.name`. A handler is the code of a step, named `pipeline.step`.
@@ -78,10 +78,10 @@ _KNOWN = f"""(
     SELECT {_PIPELINE}
     FROM (SELECT unnest(w.handlers) FROM worker w UNION ALL SELECT k.name FROM known_handler k) AS h(name))"""
 
-# SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. A worker
-# whose row names no handlers may have any code. Exception: the condition is false if the tenant wrote a template of
-# this name, because then any worker may fire the schedule. But while a worker has code of the same name, the condition
-# is true, because that code takes precedence.
+# SQL condition: another worker may have the code of the template of the schedule `s`, now or after a restart. The
+# condition has three parts. It is true while a worker has this code. Otherwise it is false if the tenant wrote a
+# template of this name, because then any worker may fire the schedule. Otherwise it is true if a worker had this code
+# in the last months, or if the row of a worker names no handlers, so that it may have any code.
 _MAY_BE_ELSEWHERE = f"""(s.template IN {_SERVED} OR (
     NOT EXISTS (SELECT 1 FROM template t WHERE t.tenant_id = s.tenant_id AND t.type = s.template)
     AND (EXISTS (SELECT 1 FROM worker w WHERE w.handlers IS NULL) OR s.template IN {_KNOWN})))"""
@@ -95,8 +95,8 @@ _CAN_FIRE = f"(s.template = ANY($2::text[]) OR (s.declared_by IS NULL AND NOT {_
 
 def _has_backlog(on_time: str) -> str:
     """SQL condition: the schedule `s` may have many missed ticks to submit. Such schedules come last, because their
-    ticks can wait. If a tick of another schedule waited, it could become a missed tick, and be dropped. `on_time`: the
-    SQL of ON_TIME.
+    ticks may come late. The tick of any other schedule must not wait, because it could become a missed tick, and be
+    dropped. `on_time`: the SQL of ON_TIME.
     """
     return f"(s.catch_up = 'all' AND s.next_run_at < statement_timestamp() - {on_time})"
 
@@ -120,8 +120,9 @@ def _oldest_due(condition: str) -> str:
     ORDER BY s.next_run_at LIMIT {_MAX_IN_TURN})"""
 
 
-# `turn`: the schedule's number among the due schedules of its tenant. In this order the tenants take turns, so that no
-# tenant's schedules keep the ticks of another tenant waiting.
+# $1: at most this many schedules are found. $2: the pipelines of this process. $3: ON_TIME. `turn`: the schedule's
+# number among the due schedules of its tenant. In this order the tenants take turns, so that no tenant's schedules keep
+# the ticks of another tenant waiting.
 _FIND_DUE = f"""
 -- schedules_due
 SELECT id FROM (
@@ -131,8 +132,8 @@ ORDER BY has_backlog, turn, next_run_at LIMIT $1
 """
 
 # Writes the error $3 (the template is not found) into the `last_error` of schedules that no app declares, if their tick
-# has waited for $4 and no worker has the template's code. $1: the most schedules to change. $2: the pipelines of this
-# process. The tick stays due, so that a worker that gets the code fires it.
+# has waited for $4 and no worker has the template's code. $1: at most this many schedules are changed. $2: the
+# pipelines of this process. The tick stays due, so that a worker that gets the code fires the schedule.
 _RECORD_WAITING = f"""
 -- schedules_without_code
 UPDATE schedule SET last_error = $3::jsonb || jsonb_build_object('tick', next_run_at)
@@ -177,10 +178,10 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
-# $3: whether the refusal counts in `failures`. An error of the firing itself counts, and so does a run that is refused
-# as Invalid. Other refusals do not count, because they may end without a change of the schedule. $4: `failures` before
-# this firing. One firing adds at most 1, because its ticks are refused for the same reason. If $4 is null, add 1 in any
-# case.
+# $1: the schedule. $2: the error. $3: whether the refusal counts in `failures`. An error of the firing itself counts,
+# and so does a run that is refused as Invalid. Other refusals do not count, because they may end without a change of
+# the schedule. $4: `failures` before this firing. One firing adds at most 1 for all its ticks, because they are refused
+# for the same reason. If $4 is NULL, the statement adds 1 whenever $3 is true.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2,
@@ -188,7 +189,8 @@ UPDATE schedule SET last_error = $2,
 WHERE id = $1 RETURNING failures
 """
 
-# `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
+# $1: the schedule. $2: the run's tick (NULL: a client started the run now). `last_run_at`: the newest tick with a run,
+# or the time at which a client started a run of the schedule.
 _RECORD_SUBMISSION = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,
@@ -223,7 +225,7 @@ async def fire_due(
     Exception: while a worker runs whose row names no handlers, nothing is written, because that worker may have the
     code.
     """
-    fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
+    fired: set[UUID] = set()  # the schedules that this call has locked; another worker may fire the others
 
     async def fire_ticks(schedule_id: UUID, checked: _Checked | None) -> list[CreatedRun] | _ToCheck:
         schedule = await connection.fetchrow(_LOCK_DUE, schedule_id)
@@ -246,7 +248,7 @@ async def fire_due(
         )
 
     created_runs: list[CreatedRun] = []
-    # whether there may be due schedules that this call does not fire
+    # Whether there may be due schedules that this call does not fire.
     is_full = False
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
     for statement, fire, values in ((_FIND_DUE, fire_ticks, (ON_TIME,)), (_FIND_BUFFERED, fire_buffered, ())):
@@ -277,8 +279,9 @@ async def _run_checked(
     fire: Callable[[_Checked | None], Awaitable[list[CreatedRun] | _ToCheck]],
     on_failure: Callable[[Exception, int], Awaitable[None]],
 ) -> list[CreatedRun] | _ToCheck | None:
-    """Run `fire` as a unit of this duty. If it returns a _ToCheck, check the payload between two transactions, and run
-    `fire` again with the outcome. Returns the result of the last call; None: the last call failed.
+    """Run `fire` as a unit of this duty, in a transaction. If `fire` returns a _ToCheck, check the payload after this
+    transaction, and run `fire` again, with the outcome of the check. Returns the result of the last call; None: the
+    last call failed.
     """
     result = await run_unit(connection, DUTY, schedule_id, partial(fire, None), on_failure)
     if isinstance(result, _ToCheck):
@@ -291,9 +294,9 @@ async def _record_failure(
     connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
-    failures. `failures`: how many firings in a row have raised an error, including refusals by `admission`. The column
-    `failures` of the schedule counts only errors for which the schedule is at fault, and runs that were refused as
-    Invalid. The smaller of the two numbers decides.
+    failures. There are two counts of failures, and the smaller count decides. The parameter `failures`: how many
+    firings in a row have raised an error, including refusals by `admission`. The column `failures` of the schedule:
+    only errors for which the schedule is at fault, and runs that were refused as Invalid.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault, None)
@@ -356,9 +359,9 @@ async def _submit_ticks(
     keep_seconds: int,
     admission: Admission | None,
 ) -> tuple[list[CreatedRun], datetime | None]:
-    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs, and the refused tick (None if no
-    tick was refused), with which the next firing begins. Raises TooMany if `admission` refuses a run before any run was
-    submitted.
+    """Submit the runs of these ticks, until `admission` refuses a run. Returns the submitted runs, and the tick of the
+    refused run, with which the next firing begins; None: no run was refused. Raises TooMany if `admission` refuses a
+    run before any run was submitted.
     """
     created_runs: list[CreatedRun] = []
     # An error in `prepared` refuses every tick in the same way, so record it only once.
@@ -391,17 +394,19 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
 
 
 def _ticks_to_run(schedule: Any) -> tuple[list[datetime], bool]:
-    """The due ticks of one firing that become runs: those on time, and the missed ticks that the catch-up policy
-    allows. The policy `one` allows the latest missed tick, and only if no tick is on time. All other ticks that are due
-    become no runs, and cost nothing, however many they are. The second value: whether further due ticks become runs.
-    The next firing submits these.
+    """The due ticks of one firing that become runs: the ticks on time, and the missed ticks that the catch-up policy
+    allows. `skip` allows none. `one` allows the latest missed tick, and only if no tick is on time. `all` allows every
+    missed tick. But no policy allows a missed tick that is older than `catch_up_seconds`. All other due ticks become no
+    runs, and cost nothing, however many they are. The second value: whether further due ticks become runs, which the
+    next firing submits.
     """
     now, expression, timezone = schedule["now"], schedule["cron"], schedule["timezone"]
     first_tick, window = schedule["next_run_at"], timedelta(seconds=schedule["catch_up_seconds"])
     # The oldest tick that may become a run: with the policy `all`, the oldest missed tick that may still be caught up.
     oldest = now - (max(window, ON_TIME) if schedule["catch_up"] == "all" else ON_TIME)
     ticks = [first_tick] if first_tick >= oldest else []
-    # `between` leaves out the instant after which it searches.
+    # `between` leaves out the instant after which it searches. One tick more than a firing submits shows whether
+    # further ticks are due.
     ticks += cron.between(expression, timezone, max(first_tick, oldest - _INSTANT), now, MAX_TICKS + 2)
     if schedule["catch_up"] == "one" and not ticks:
         latest_tick = cron.latest(expression, timezone, first_tick, now) or first_tick
@@ -417,9 +422,10 @@ async def _submit_by_overlap(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the run of one tick, if the overlap policy allows it. The policy only matters while an older run of the
-    schedule is unfinished. `skip` drops the tick. `buffer_one` keeps one tick, the first, for later. `cancel_other`
-    cancels the older runs. If the new run is refused, no older run is cancelled.
+    """Submit the run of one tick, if the overlap policy allows the run. The policy only matters while an older run of
+    the schedule is unfinished. In this case `skip` drops the tick. `buffer_one` keeps the first such tick for later,
+    and drops the others. `cancel_other` cancels the older runs, except if the new run is refused. `allow_all` submits
+    the run.
 
     Raises TooMany and Unavailable. The caller must then roll back.
     """
@@ -511,7 +517,7 @@ async def _unfinished_runs(connection: Connection, schedule_id: UUID) -> list[UU
 
 @dataclass(frozen=True, slots=True)
 class _ToCheck:
-    """A payload that must be checked before the schedule can fire."""
+    """A schedule whose payload must be checked against a version of its template before the schedule can fire."""
 
     schedule: Any
     template_version: TemplateVersion
@@ -527,8 +533,8 @@ class _ToCheck:
             return _Checked(self, error)
 
     def is_same(self, other: _ToCheck) -> bool:
-        """Whether both check the same payload by the same version of the template. The content of a version never
-        changes.
+        """Whether both have the same payload (the schedule was not changed) and the same version of the template. The
+        content of a version never changes.
         """
         template, other_template = self.template_version.template, other.template_version.template
         is_unchanged: bool = self.schedule["updated_at"] == other.schedule["updated_at"]
@@ -537,7 +543,7 @@ class _ToCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The outcome of the check `of`: the parameters of the schedule's runs, or the error of the check."""
+    """The result of the check `of`. `outcome`: the parameters of the schedule's runs, or the error of the check."""
 
     of: _ToCheck
     outcome: dict[str, Any] | Exception
@@ -552,12 +558,13 @@ class _Checked:
 async def _prepare(
     connection: Connection, templates: Templates, schedule: Any, checked: _Checked | None
 ) -> Prepared | _ToCheck:
-    """The template and the parameters of the schedule's runs. Or an error, which means that the schedule can have no
+    """The template and the parameters of the schedule's runs, or an error because of which the schedule can have no
     run.
 
-    Returns a _ToCheck if the evaluator must check the payload, and `checked` is not about this payload and template.
-    Call its `check` after the transaction has ended, because a firing must not lock the schedule while it waits for the
-    evaluator. Raises TooMany and Unavailable when the payload could not be checked. The tick then stays due.
+    Returns a _ToCheck if the evaluator must check the payload, and `checked` is None or about another payload or
+    template. Then call `check` of the _ToCheck after the transaction has ended, because a firing must not lock the
+    schedule while it waits for the evaluator. Raises TooMany and Unavailable when the payload could not be checked. The
+    tick then stays due.
     """
     try:
         template_version = await templates.find_schedulable(
@@ -577,7 +584,7 @@ async def _prepare(
 
 
 async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence[datetime]) -> list[datetime]:
-    """The ticks that have no run yet."""
+    """The ticks among `ticks` for which the schedule has no run yet."""
     rows = await connection.fetch(
         "SELECT tick FROM run WHERE schedule_id = $1 AND tick = ANY($2::timestamptz[])", schedule_id, list(ticks)
     )
@@ -624,7 +631,7 @@ def _new_run(
 ) -> NewRun:
     template_version, params = prepared
     pause_after_failures = schedule["pause_after_failures"]
-    if pause_after_failures is not None:
+    if pause_after_failures is not None:  # `_failed_too_often` must still find the run
         keep_seconds = max(
             keep_seconds,
             _seconds_to_count(schedule["cron"], schedule["timezone"], schedule["now"], pause_after_failures),
@@ -647,8 +654,8 @@ def _new_run(
 @lru_cache(maxsize=16)  # the runs of one firing, or of one backfill, have the same answer
 def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_count: int) -> int:
     """For how many seconds a run must be kept after its end, so that the schedule can count its last `runs_to_count`
-    ended runs. In this time `runs_to_count` + 1 ticks pass, because one tick may start no run while the previous run is
-    still under way. The time is at most _LONGEST_COUNT.
+    ended runs. This is the time of `runs_to_count` + 1 ticks (one more, because one tick may start no run while the
+    previous run is still under way), and at most _LONGEST_COUNT.
 
     Returns 0 if the cron expression is not valid any more, because the schedule then does not fire again before
     somebody changes it.

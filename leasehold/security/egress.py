@@ -63,8 +63,8 @@ _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
-    """A request that must not be sent. `code`: url_malformed, host_unknown, address_private, port_refused,
-    too_many_redirects or header_malformed.
+    """The request must not be sent, or must not be redirected further. `code`: url_malformed, host_unknown,
+    address_private, port_refused, too_many_redirects or header_malformed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -74,7 +74,8 @@ class EgressRefused(LeaseholdError):
 
 class EgressFailed(LeaseholdError):
     """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
-    large. `sent`: False if it is certain that no server got the request. (A redirect means that a server got it.)
+    large. `sent`: False if certainly no server got the request. After a redirect `sent` is True, because the server
+    that redirected got the request.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -114,8 +115,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A download's answer. `size`: the file's size in bytes. `head`: its first 512 bytes. If the status is not 200, no
-    file was written. Then `size` is 0 and `head` is empty.
+    """A download's answer. `size`: the file's size in bytes. `head`: the file's first 512 bytes. If the status is not
+    200, no file was written. Then `size` is 0 and `head` is empty.
     """
 
     status: int
@@ -143,8 +144,9 @@ class _Request:
     def redirected(self, target: Target, location: str) -> _Request:
         """The request that follows a redirect of `target` to `location`. Raises EgressRefused.
 
-        Another server gets no headers, because they may hold credentials for the first server. Every method but HEAD
-        becomes GET, so no body is sent twice. (Browsers repeat the method after 307 and 308.)
+        If `location` is on another server, the request has no headers, because they may hold credentials for the first
+        server. Every method but HEAD becomes GET, so no body is sent twice. (Browsers repeat the method after 307 and
+        308.)
         """
         next_url = _redirect_target(target.url, location)
         is_same_server = (next_url.scheme, next_url.netloc) == (target.url.scheme, target.url.netloc)
@@ -162,19 +164,19 @@ def _keep_urls_out_of_logs() -> None:
 
 
 class Egress:
-    """An HTTP client for URLs from outside; use it with `async with`.
+    """An HTTP client for URLs from outside. Use it with `async with`.
 
-    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: the most idle
-    connections that it keeps to one host. Set it only when one host gets many requests.
+    `allowed`: networks to which it may connect, at any port, although they are not public. `keepalive`: it keeps at
+    most this many idle connections to one host. Set `keepalive` only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
         _keep_urls_out_of_logs()
         self._allowed = allowed
         self._keepalive = keepalive
-        #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps none. A client finds a
-        #: kept connection by its IP address, but the certificate was checked for one host name. So two hosts must not
-        #: use the same connection, even if they have the same address.
+        #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps no connections. A
+        #: client finds a kept connection by its IP address, but the certificate was checked for one host name. So two
+        #: hosts must not use the same client, even if they have the same address.
         self._clients: dict[str, httpx2.AsyncClient] = {}
 
     @classmethod
@@ -216,6 +218,7 @@ class Egress:
         return Target(parsed, host, str(addresses[0]))
 
     def _check_addresses(self, addresses: Sequence[Address], port: int) -> None:
+        # `addresses`: the addresses of the host; empty: the host is a name that has not been resolved.
         if not all(self._may_connect(address) for address in addresses):
             raise EgressRefused("address_private", "The host has an address that is not public.")
         if port not in PORTS and not (addresses and all(self._is_allowed(address) for address in addresses)):
@@ -236,9 +239,9 @@ class Egress:
     ) -> Answer:
         """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
         many redirects to follow; 0: an answer that redirects is returned like any other. `reads_body`: False if the
-        caller needs only the status and the headers; then a body that is too large, or does not end, is no error.
-        `lookups`: a list to which this method adds the future of each name resolution, because the thread of the
-        resolution may outlast the request.
+        caller needs only the status and the headers. In this case a body that is too large, or does not end, is no
+        error. `lookups`: a list to which this method adds the future of each name resolution. The thread of a
+        resolution may outlast the request. The future is done when this thread has ended.
 
         Raises EgressRefused (also after one redirect too many), EgressFailed or AnswerTooLarge.
         """
@@ -323,6 +326,7 @@ class Egress:
         http = await self._client(target.host)
         http_request = http.build_request(
             request.method,
+            # The checked address takes the place of the host, so the name is not resolved a second time.
             target.url.copy_with(host=target.address),
             headers={"Accept-Encoding": "identity", **request.headers, "Host": target.url.netloc.decode("ascii")},
             content=request.content,
@@ -334,8 +338,8 @@ class Egress:
         return await http.send(http_request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
-        """The HTTP client for the host. It is made only at the first request, because many processes never send a
-        request.
+        """The HTTP client for the host. The client is made only at the first request, because many processes never send
+        a request.
         """
         keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
         key = host if keeps_connections else ""
@@ -383,8 +387,8 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
 
 
 def shown_host(url: str) -> str | None:
-    """The host of a stored URL, for answers and counts. They must not show the rest of the URL, which may contain a
-    secret. Returns None if the URL has no readable host. (Earlier releases accepted such URLs.)
+    """The host of a stored URL. Answers, the audit and metrics show only the host, because the rest of the URL may
+    contain a secret. Returns None if the URL has no readable host. (Earlier releases accepted such URLs.)
     """
     try:
         return urlsplit(url).hostname
@@ -407,14 +411,14 @@ def _redirect_target(url: httpx2.URL, location: str) -> httpx2.URL:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The certificate authorities that this process trusts. They are read only once, because that takes a tenth of a
-    second.
+    """The certificate authorities that this process trusts. They are read only once, because to read them takes a tenth
+    of a second.
     """
     return httpx2.create_ssl_context(trust_env=False)
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body's bytes as they were sent, not decompressed, because a few kilobytes could become gigabytes.
+    """The body's bytes as they were sent. They are not decompressed, because a few kilobytes could become gigabytes.
 
     Raises AnswerTooLarge.
     """
@@ -434,4 +438,5 @@ async def _resolve(host: str, port: int, lookups: list[Future[Any]] | None) -> l
         entries = await asyncio.wrap_future(lookup)
     except (OSError, UnicodeError):
         raise EgressRefused("host_unknown", "The host has no address.") from None
+    # A `%` begins the zone of a link-local IPv6 address (`fe80::1%eth0`), which is no part of the address.
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

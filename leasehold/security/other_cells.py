@@ -1,5 +1,5 @@
-"""Asks the other cells (installations, each of which has a part of the tenants) what their load is, or whether they
-have a certain job or tenant. All cells are asked at once.
+"""Asks the other cells (installations, each of which has a part of the tenants) for their load, or whether they have a
+certain job or tenant. All cells are asked at once. Also makes this cell's own answer about its load.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell. So redirects are not followed, and no proxy of the environment is used. This module reads only
@@ -92,8 +92,9 @@ Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What is known of a cell. `load`: the cell's load, or None. `because`: why a cell that answers has not reported
-    its load; None if it has, or if the cell is silent. `seconds`: how long the cell took to answer.
+    """What this cell knows of another cell. `state`: `ready` or `not_ready`, as the other cell reports it; `silent`: it
+    did not answer. `load`: its load, or None. `because`: why it has not reported its load although it answers; None if
+    it has reported the load, or if it is silent. `seconds`: how long it took to answer.
     """
 
     cell: str
@@ -107,8 +108,8 @@ class CellAnswer:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A cell that has the job or the tenant, or to which the map assigns the tenant. `tenant`: the tenant of the job,
-    or the tenant that was searched. `console`: the path of the cell's console; None: the cell has no console, or the
-    path is not known.
+    or the tenant that was searched. `moved_to`: as in CellHolding. `console`: the path of the cell's console; None: the
+    cell has no console, or the path is not known.
     """
 
     cell: str
@@ -194,11 +195,11 @@ async def ask(
     return CellAnswer(cell, address, "ready" if is_ready else "not_ready", load, because, seconds)
 
 
-#: The HTTP status and the body, or None if no whole answer came in time.
+#: The HTTP status and the body of an answer, or None if no whole answer came in time.
 _Response: TypeAlias = tuple[int, bytes] | None
 
 
-# Returns the load and None, or None and the reason why there is no load.
+# The load in a response, and None. If the response has no usable load: None, and the reason.
 def _load_of(cell: str, response: _Response, *, has_key: bool) -> tuple[CellLoad | None, Because | None]:
     if not has_key:
         return None, "no_key"
@@ -247,16 +248,16 @@ class OtherCells:
         self._cells = cells
         self._keys = keys
         self._http = http
-        self._requests: dict[tuple[str, str], _Request] = {}
+        self._requests: dict[tuple[str, str], _Request] = {}  # (cell, address) -> the latest request to it
 
     @property
     def map(self) -> CellMap:
         return self._cells.map
 
     async def status(self) -> list[CellAnswer]:
-        """The answer of each other cell of the map, by name. Waits at most LIMIT_SECONDS."""
+        """The answer of each other cell of the map, sorted by the cell's name. Waits at most LIMIT_SECONDS."""
         others = [(cell, address) for cell, address in sorted(self.map.addresses.items()) if cell != self.own]
-        for removed in self._requests.keys() - set(others):
+        for removed in self._requests.keys() - set(others):  # the map has no such cell any more, or another address
             self._requests.pop(removed).task.cancel()
         requests = [self._current_request(cell, address) for cell, address in others]
         tasks = [request.task for request in requests if not request.was_silent]
@@ -265,8 +266,8 @@ class OtherCells:
         return [answer for request in requests if (answer := request.answer) is not None]
 
     def _current_request(self, cell: str, address: str) -> _Request:
-        """The request to this cell. Several requests to this API use it. If there is no request to the cell yet, or if
-        `_SHARED_SECONDS` are over, this method begins a new request.
+        """The request to this cell, whose answer several requests to this API use. If there is no request to the cell
+        yet, or if the latest request is over (`is_over`), this method begins a new request.
         """
         request = self._requests.get((cell, address))
         if request is not None and not request.is_over:
@@ -306,6 +307,7 @@ class OtherCells:
         return sorted(holders, key=lambda holder: (holder.moved_to is not None, holder.cell)), sorted(silent_cells)
 
     async def _find_in(self, cell: str, address: str, query: str) -> CellHolding | None:
+        # None: this cell has no key for the other cell, or got no usable answer.
         key = self._keys.of(cell)
         if key is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-CHUNK = 1024 * 1024
+CHUNK = 1024 * 1024  # the number of bytes that one read of a file returns
 
 
 def digest_of(path: Path) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """Opens and configures the S3 clients of aioboto3, and translates their errors into the platform's errors.
 
-Every request to the store runs inside the block `request`.
+Every request to the store runs inside a block `with request(...)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from leasehold.telemetry.store import REQUESTS
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-# Codes with which the store answers that a key has no object, or that it refuses a conditional put.
+# _MISSING_CODES: the store's error codes for a key that has no object. _REFUSED_CODES: for a refused conditional put.
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
@@ -45,19 +45,19 @@ class PutRefused(StoreError):
     """
 
 
-#: The metric's label for each error.
+#: The class of an error -> the outcome that the metric REQUESTS counts.
 _OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavailable: "unavailable"}
 
 
 class _Session(AIOHTTPSession):
     """The HTTP session of a client. `verify`: a file of certificate authorities, or any other value that AIOHTTPSession
-    accepts. When the file has changed, later connections also trust the authorities that are new in the file.
+    accepts. If the file changes, later connections also trust the authorities that are new in the file.
     """
 
     def __init__(self, verify: Any = True, **options: Any) -> None:  # noqa: FBT002 - as AIOHTTPSession has it
         super().__init__(verify, **options)
         self._authorities = Path(verify) if isinstance(verify, str) else None
-        self._stamp: object = None  # the stamp of the file when `_context` last read it
+        self._stamp: object = None  # `stamp_of` the file when it was last read
         self._context: ssl.SSLContext | None = None
 
     def _get_ssl_context(self) -> Any:
@@ -153,9 +153,9 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 @contextmanager
 def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
-    network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
+    network as StoreErrors. The message of a StoreError contains the key and the store's code, and never a signed URL.
 
-    A generator may yield inside the block. If its reader closes the generator early, the request counts as answered,
+    A generator may yield inside the block. If the reader closes the generator early, the request counts as answered,
     because the reader has all the bytes that it needs.
     """
     check_nothing_held("the object store")  # reports a defect if this asyncio task holds a database connection

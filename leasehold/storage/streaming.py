@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The size of a part. Parts are held in memory, so this is the smallest size that S3 allows. S3 allows 10,000 parts, so
-#: an object has at most 52 GB.
+#: The size of a part: the smallest size that S3 allows, because parts are held in memory. S3 allows 10,000 parts, so an
+#: object has at most about 52 GB.
 PART_BYTES = 5 * 1024 * 1024
-#: The metadata field with the id of the Upload that wrote the object.
+#: The metadata field of an object with the id of the `Upload` that wrote it.
 _WRITER_FIELD = "upload"
 
 
@@ -42,8 +42,8 @@ class Written:
 
 
 class Upload:
-    """One upload. Use it as `async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish`
-    nothing is stored. `write` and `finish` raise StoreErrors.
+    """One upload. Use it as `async with store.upload(key) as upload`. In this block call `write` for each piece, and
+    then `finish`. Without `finish` nothing is stored. `write` and `finish` raise StoreErrors.
 
     `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for(size)`: the timeout of a
     request that sends `size` bytes. `only_new`: store the object only if the key has no object yet.
@@ -67,9 +67,9 @@ class Upload:
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
         self._timeout_for = timeout_for
         self._upload_id: str | None = None  # of the multipart upload; None: the object is still smaller than a part
-        self._part = bytearray()
-        self._parts: list[CompletedPartTypeDef] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._part = bytearray()  # the part that is being filled
+        self._parts: list[CompletedPartTypeDef] = []  # the parts that have been sent
+        self._sending: asyncio.Task[None] | None = None  # sends a full part in the background
         self._digest = hashlib.sha256()
         self._finished = False
         self.key = key
@@ -119,8 +119,8 @@ class Upload:
         return body
 
     async def _start_part(self) -> None:
-        await self._wait_for_part()
-        if self._upload_id is None:
+        await self._wait_for_part()  # the previous part, because only one part is sent at a time
+        if self._upload_id is None:  # this is the first part
             with request("put", self.key):
                 async with self._timeout_for(0):
                     upload_started = await self._client.create_multipart_upload(**self._target, **self._attributes)
@@ -164,6 +164,7 @@ class Upload:
         return with_lower_names(answer.get("Metadata", {})).get(_WRITER_FIELD) == self._writer_id
 
     async def _abort(self) -> None:
+        # Stop the part that is being sent, and end the multipart upload, so that the store deletes the parts.
         if self._sending is not None:
             await cancel_and_wait(self._sending)
         if self._upload_id is None:

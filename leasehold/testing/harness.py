@@ -1,4 +1,4 @@
-"""`TestApp`: an App on a database of the test's own. A worker runs only while the test calls `drain`."""
+"""`TestApp`: an App for one test, on a database of its own. A worker runs only while the test calls `drain`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ LIMIT 5
 
 
 class Submitted(Generic[Result]):
-    """A run that was submitted. `arguments`: {parameter: argument}, as the function gets them."""
+    """A run that was submitted. `arguments`: parameter -> argument, as the task's function gets them."""
 
     def __init__(self, run: Run[Result], arguments: dict[str, Any], tags: dict[str, str]) -> None:
         self.run = run
@@ -98,9 +98,10 @@ class TestApp:
             drain_seconds=1.0,
             isolation="best_effort",
         )
+        # Name of a task -> the errors that its next attempts raise (`fail_next`).
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
         self._undo: dict[str, Callable[[], None]] = {}  # name of a task -> undoes what `fail_next` has changed
-        self._death_point: str | None = None
+        self._death_point: str | None = None  # the failpoint of `die_at`, until the next `drain`
         self._before = app.connections.settings_in_use, app.connections.api_in_use  # `close` restores both
         app.use(self.settings)
 
@@ -117,8 +118,8 @@ class TestApp:
     # --- running
 
     def drain(self, timeout: float = 30.0) -> None:
-        """Run a worker until nothing is due: no task, no tick of a schedule, no webhook delivery. Tasks that wait for a
-        later time stay.
+        """Run a worker until no task, no tick of a schedule and no webhook delivery is due or under way. Tasks that
+        wait for a later time stay.
 
         Raises TimeoutError, which names the work that is left, or the point of `die_at` that no worker reached. Call
         `drain` outside of an event loop. Inside an event loop, call `adrain`.
@@ -175,6 +176,7 @@ class TestApp:
                 raise RuntimeError(f"the worker ended before it reached the point {point}:\n{last_output}")
 
     def _environment(self, point: str, folder: str) -> dict[str, str]:
+        # The environment variables of a worker process that is killed at `point`. `folder`: its working directory.
         setting_names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation",
                          "presence", "lease_seconds")  # fmt: skip
         settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in setting_names}
@@ -198,6 +200,7 @@ class TestApp:
         """
 
         async def travel(connection: Connection) -> None:
+            # The runs of Celery's tasks have one more instant, the parameter `expires`, which `let_pass` moves as well.
             of_celery = [task.name for task in self.app.tasks.values() if _celery_task_of(task) is not None]
             await let_pass(connection, timedelta(**time), of_celery)
 
@@ -244,6 +247,7 @@ class TestApp:
         ]
 
     def _on_connection(self, work: Callable[[Connection], Any]) -> Any:
+        # Call `work` with a connection, in the event loop of the test server, and return its result.
         async def run() -> Any:
             async with connected(self.settings, "testing") as connection:
                 return await work(connection)
@@ -252,7 +256,7 @@ class TestApp:
 
 
 def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
-    """{parameter: argument} of a run, as the task's function gets them."""
+    """The arguments of a run, as the task's function gets them: parameter -> argument."""
     checked: BaseModel = params_of_json(task.arguments.model, params)
     positional, keyword_arguments = task.arguments.decoded(checked)
     return dict(zip(task.arguments.names, positional, strict=False)) | keyword_arguments

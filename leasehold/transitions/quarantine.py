@@ -1,10 +1,11 @@
-"""Quarantine: if a unit (a schedule, a job, an object) of a maintenance loop fails, the loop sets the unit aside and
-goes on with the others. The code calls such a loop a duty.
+"""Quarantine: if a maintenance loop (a duty) fails at one of its units (a schedule, a job, an object), the duty sets
+the unit aside and goes on with the others.
 
 A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
-then fails, a row records its error and the time of its next try. The pause before a try grows with each failure, from
-seconds to an hour. The statements that select units leave out the units that are set aside (`not_in`). If a unit
-succeeds at a later try, its row has no more effect, because `retry_at` has passed. `forget` deletes such rows.
+then fails, a row of the table `quarantine` records its error and the time of its next try (`retry_at`). The pause
+before a try grows with each failure, from seconds to an hour. The statements with which a duty selects its units leave
+out the units that are set aside (`not_in`). If a unit succeeds at a later try, its row has no more effect, because
+`retry_at` has passed. `forget` deletes such rows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")
 _Unit = TypeVar("_Unit")
 
-#: Seconds until a failed unit is tried again: after the first failure in a row, the second, and so on. The last pause
-#: holds for all further failures.
+#: Seconds until a failed unit is tried again: after the first failure in a row, after the second, and so on. The last
+#: number also holds for all further failures.
 BACKOFF = (5, 15, 60, 300, 900, 3600)
 #: After this many failures in a row a unit is stuck. The failure is then logged as an error, and some duties disable
 #: the unit.
@@ -35,8 +36,8 @@ STUCK_AFTER = 5
 #: Two failures of a unit are in a row if the second comes at most this long after the retry time of the first.
 _IN_A_ROW = timedelta(minutes=10)
 
-# $1 duty, $2 unit, $3 error, $4 BACKOFF, $5 _IN_A_ROW. The pause until `retry_at` is the element of $4 with the number
-# of the failure, or the last element.
+# $1 is the duty, $2 is the unit, $3 is the error, $4 is BACKOFF, and $5 is _IN_A_ROW. After the n-th failure in a row,
+# the pause until `retry_at` is the n-th element of $4, or its last element.
 _RECORD = """
 -- quarantine
 INSERT INTO quarantine AS q (duty, unit, failures, error, failed_at, retry_at)
@@ -52,8 +53,8 @@ RETURNING failures
 
 
 def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
-    """SQL condition: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. PostgreSQL
-    reads the list of the duty's units once for each statement.
+    """SQL condition: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. A statement
+    with this condition reads the list of the units that are set aside only once.
     """
     return (
         f"{unit} <> ALL(ARRAY(SELECT q.unit::{kind} FROM quarantine q"
@@ -62,9 +63,9 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error means that the database is away (cannot be reached). Any other error counts as the unit's own
-    fault, even the timeout of a statement. If the statement timed out because the database hangs, `set_aside` fails as
-    well, and the unit is not set aside.
+    """Whether the error means that the database cannot be reached. Any other error counts as the unit's own fault, even
+    the timeout of a statement. If a statement timed out because the database hangs, `set_aside` fails as well, and the
+    unit is not set aside.
     """
     if connection.is_closed():
         return True
@@ -83,8 +84,8 @@ def error_record(error: BaseException) -> dict[str, str]:
 
 
 async def set_aside(connection: Connection, duty: str, unit: object, error: Exception) -> int:
-    """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN if the database
-    is away.
+    """Record a failure of the unit. Returns the number of its failures in a row. Raises one of
+    runtime.transient.TRY_AGAIN if the database cannot be reached.
     """
     failures: int = await connection.fetchval(_RECORD, duty, str(unit), error_record(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
@@ -108,7 +109,7 @@ async def run_unit(
     None.
 
     `on_failure`: called with the error and the number of failures in a row, in the transaction that records the
-    failure. `run_unit` raises the error only if the database is away.
+    failure. `run_unit` raises the error of `work` only if the database cannot be reached.
     """
     try:
         async with connection.transaction():
@@ -134,7 +135,7 @@ async def run_units(
     itself. Returns the results.
 
     `take(None)` locks and returns the units that are due. `take(unit_key)` locks and returns this one unit if it is
-    still due, and otherwise returns no unit. `key(unit)`: the key of a unit.
+    still due, and otherwise returns no unit. `key(unit)`: the unit's name in the quarantine, which `take` gets.
     """
     units: Sequence[_Unit] = ()
     try:
@@ -171,16 +172,16 @@ async def run_known_units(
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """Make the duty try the unit in its next turn, and count the unit's failures from zero. Call this when a person has
-    changed the unit.
+    """Let the duty select the unit again immediately, and count the unit's failures from zero. Call this when a person
+    has changed the unit.
     """
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 
 
 async def forget(connection: Connection, limit: int = 1000) -> bool:
-    """Delete old rows. The units of these rows work again, because a unit that still failed would have got a later
-    `retry_at`. SKIP LOCKED leaves out a unit that another transaction is setting aside. Returns whether more rows may
-    be due.
+    """Delete old rows, at most `limit`. The units of these rows work again, because a unit that still failed would have
+    got a later `retry_at`. SKIP LOCKED leaves out a unit that another transaction is setting aside. Returns True if
+    there may be more old rows.
     """
     status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"

@@ -1,10 +1,10 @@
-"""The transitions of the sweeper (a loop of one elected worker). They end overdue leases, jobs past their deadline and
-overdue cancels, and delete old rows.
+"""The transitions of the sweeper (a duty of the leader, the worker that is elected for maintenance). They end expired
+leases, jobs past their deadline, and cancelled jobs that have not stopped in time. They also delete old rows.
 
 A statement that finds its rows by the time at which they are due compares that time with `statement_timestamp()`,
 because PostgreSQL can then search an index. With `clock_timestamp()` PostgreSQL would also read all rows that are not
-due. Statements that find their rows in another way compare with `clock_timestamp()`, the later time. Each statement
-handles a small batch, passes over locked rows, and is safe to run in any worker at any time. Only one worker runs the
+due. A statement that finds its rows in another way compares with `clock_timestamp()`, the later time. Each statement
+handles a small batch, leaves out locked rows, and is safe to run in any worker at any time. Only one worker runs the
 statements, because that is enough.
 """
 
@@ -42,7 +42,8 @@ _WORKER_LOST = "worker_lost"
 # its snapshot would be older than its locks. The statement would then miss a step that another transaction commits
 # between snapshot and lock, and this step would stay open in a job that has ended.
 # In the first statement, only the jobs that it locks count against LIMIT. So jobs that other transactions have locked
-# keep no other job waiting. $3 restricts the statement to one job; NULL: all jobs that are due.
+# keep no other job waiting.
+# $1: the dead owners. $2: lock at most this many jobs. $3: lock only this job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
 SELECT j.id FROM task t JOIN job j ON j.id = t.job_id
@@ -52,10 +53,10 @@ LIMIT $2
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# $1 dead owners. $2 a task with this many earlier losses (attempts whose worker was lost) fails. $3 the locked jobs.
-# Hints are messages that tell workers of due tasks. END_FAILED_JOBS adds the CTEs `advanced_jobs` (the jobs) and
-# `woken_hints` (hints of workflows that the failures woke). Queues `ext:...` get no hints, because external workers
-# poll.
+# $1: the dead owners. $2: a task with this many earlier losses (attempts whose worker was lost) fails. $3: the locked
+# jobs. END_FAILED_JOBS adds the CTEs `advanced_jobs` (the jobs) and `woken_hints` (the hints of workflows that the
+# failures woke; hints are messages that tell workers of due tasks). Queues `ext:...` get no hints, because external
+# workers poll.
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
@@ -156,9 +157,9 @@ ORDER BY j.deadline_at LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 the locked jobs. Each step that the statement ends gets an event, and only the last event of a job shows the job's
-# new status. If the job still waited at its limits (`held`) and had a time within which it must start
-# (`start_within_seconds`), its error is `not_started_in_time`; otherwise it is `deadline_exceeded`.
+# $1: the locked jobs. Each step that the statement ends gets an event, and only the last event of a job shows the job's
+# new status. The job's error is `not_started_in_time` if the job still waited at its limits (`held`) and had a time
+# within which it must start (`start_within_seconds`). Otherwise the error is `deadline_exceeded`.
 EXPIRE_JOBS = """
 -- expire_jobs
 WITH ended_steps AS (
@@ -217,7 +218,8 @@ async def expire_jobs(
 
 
 # Locks only jobs with a step that can be ended now. Otherwise jobs whose steps must not be interrupted could fill every
-# batch, and delay all other jobs. $1 and $2 are `limit` and `only_job` of `_lock_in_order`. $3 dead owners.
+# batch, and delay all other jobs. $1 and $2 are `limit` and `only_job` of `_lock_in_order`. $3: the dead owners.
+# `cancel_by`: the end of the grace (the time that a cancelled job has to stop).
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -233,11 +235,10 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# $1 dead owners. $2 the locked jobs. $3 a workflow with this many earlier losses is not run again. Within the grace
-# (the time that a cancelled job has to stop), a workflow (`journaled`) whose worker is lost is due again. The
-# workflow's code must still see the cancel, or finish undoing its work. The relay publishes the hints immediately
-# (`relay_at` is now), because the caller publishes none. `unindexed`: PostgreSQL uses no partial index for the
-# condition.
+# $1: the dead owners. $2: the locked jobs. $3: a workflow with this many earlier losses is not run again. Within the
+# grace, the statement makes a workflow (`journaled`) due again if its worker is lost, because the workflow's code must
+# still see the cancel, or finish undoing its work. The relay publishes the hints immediately (`relay_at` is now),
+# because the caller publishes none. `unindexed`: PostgreSQL uses no partial index for the condition.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned_workflows AS (
@@ -265,12 +266,12 @@ SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
 FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 """
 
-# $1 dead owners, $2 the locked jobs, $3 as in RETURN_WORKFLOWS. The statement ends the steps whose worker is lost. Once
-# the grace has passed, it ends all other steps, too: those that still run, and a workflow that waits for a worker. (The
-# request for the cancel left such a workflow open, so that its code could see the cancel.) There are two exceptions. A
-# running step that is not cancelable goes on while its worker is alive. Within the grace, a workflow that
-# RETURN_WORKFLOWS may return stays, because its lease may expire just after RETURN_WORKFLOWS has run. The next sweep
-# then returns it.
+# $1: the dead owners. $2: the locked jobs. $3: as in RETURN_WORKFLOWS. The statement ends the steps whose worker is
+# lost. Once the grace has passed, it also ends the steps that still run, and a workflow that waits for a worker. (The
+# request for the cancel left such a workflow open, so that its code could see the cancel.) There are two exceptions.
+# First: a running step that is not cancelable goes on while its worker is alive. Second: within the grace, this
+# statement ends no workflow with fewer than $3 losses. If its lease expires just after RETURN_WORKFLOWS has run, the
+# next sweep returns the workflow.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -327,7 +328,7 @@ IS_FORGETTABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Forgettable:
-    """A finished job past its retention. `prefix`: the keys of its objects begin with this text."""
+    """A finished job past its retention (`expires_at`). `prefix`: the keys of its objects begin with this text."""
 
     job_id: UUID
     tenant_id: str
@@ -366,7 +367,7 @@ async def forgettable_jobs(
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"], row["expires_at"]) for row in rows]
 
 
-#: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past its retention.
+#: SQL condition for a table with the column `job_id`: the job is among `$1` (a `uuid[]`) and past `expires_at`.
 EXPIRED = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
 
 
@@ -386,8 +387,8 @@ async def forget_jobs(
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> bool:
     """Delete idempotency keys whose answers have expired. SKIP LOCKED leaves out a key that a new request reserves at
-    this moment. Otherwise PostgreSQL would wait for that request, and then delete the request's answer. Returns whether
-    more keys may have expired.
+    this moment. Otherwise PostgreSQL would wait for that request, and then delete the request's answer. Returns True if
+    there may be more expired keys.
     """
     status = await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("

@@ -1,8 +1,9 @@
 """`NoTask`: keeps asyncio's tasks away from a workflow's code.
 
 The code runs inside the asyncio task of one attempt. The next attempt may go on with the code in another asyncio task.
-So asyncio.timeout in the code would cancel the whole attempt instead of one wait, or nothing at all. If the code
-created an asyncio task, this task would run beside the code, and each replay would create it again.
+So a time limit (asyncio.timeout) in the code would cancel the whole attempt instead of one wait, or would cancel
+nothing. If the code created an asyncio task, this task would run beside the code, and each replay would create it
+again.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def wrong_await(what: str) -> Permanent:
 
 
 class NoTask:
-    """In a block `with no_task:`, the code can neither use the asyncio task that it runs in, nor create a new one. Each
-    try raises Permanent `workflow_awaits`. `refusal`: the first such error, or None. `refusal` is kept because the code
-    may have caught the error.
+    """In a block `with no_task:`, the code cannot use the asyncio task in which it runs (for a time limit), and cannot
+    create a new asyncio task. Each try raises Permanent `workflow_awaits`. `refusal`: the first such error, or None. It
+    is kept here, because the code may have caught the error.
 
     Without a running loop the block changes nothing.
     """
@@ -80,16 +81,16 @@ class NoTask:
         raise self.refused(_TASK)
 
     def refused(self, what: str) -> Permanent:
-        """Make the error that the caller raises. `refusal` keeps the first such error."""
+        """Make the error, which the caller of this method must raise. `refusal` keeps the first such error."""
         error = wrong_await(what)
         self.refusal = self.refusal or error
         return error
 
 
 class _StandIn:
-    """The object that asyncio.current_task returns in the block. Code may read the attributes of the real asyncio task.
-    Logging reads its name, for example. The methods in `_REFUSED` raise the error, because they concern the end or the
-    cancellation of the task.
+    """The object that asyncio.current_task returns in the block. Code may read the attributes of the real asyncio task
+    through it. For example, logging reads the task's name. But the methods in `_REFUSED` raise the error, because they
+    concern the end or the cancellation of the task.
     """
 
     def __init__(self, block: NoTask, task: asyncio.Task[Any] | None) -> None:

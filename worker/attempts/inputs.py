@@ -67,7 +67,7 @@ def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
 
 
 async def item_of(pool: Pool, held: HeldLease) -> Any:
-    """The item of this task, which is a part of a fan-out."""
+    """The item of the held task, which is a part of a fan-out: the entry of `FanOut.items` for which the part runs."""
     return await on_primary(
         pool,
         held,
@@ -78,8 +78,9 @@ async def item_of(pool: Pool, held: HeldLease) -> Any:
 async def fetch(
     store: ObjectStore, cache: OutputCache, sources: list[Source], directory: Path, max_bytes: int
 ) -> dict[str, tuple[Path, str]]:
-    """Write all sources into files of `directory`, concurrently. A source that is not in `cache` is downloaded from the
-    store. Returns name -> (file, sha256).
+    """Write each source into a file of its own in `directory`, all concurrently. A source that is not in `cache` is
+    downloaded from the store. Returns the name of each source -> (file, sha256). `max_bytes`: the most bytes of one
+    source.
 
     Raises Permanent for a missing object, because nobody will write it any more. Also raises Permanent for an object
     larger than `max_bytes`, because a client with a signed upload URL may have replaced the object after the API
@@ -107,7 +108,7 @@ async def fetch(
 
 def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str], item: Any) -> str:
     """The digest of everything that determines the outputs: the step's version, its parameters, the digests of its
-    inputs (name -> sha256) and, for a part, its item. The digest includes the item because a step that fans out again
+    inputs (name -> sha256) and, for a part, its item. The item is included, because a step that fans out a second time
     may give another item to a part of the same name.
     """
     work: dict[str, Any] = {

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Larger outputs are not cached, because their download takes little time, compared with the work on them.
+#: The attempts (publishing.py) cache no larger output, because its download takes little time, compared with the work
+#: on it.
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
-#: The bound of the whole cache. The cache removes the oldest outputs first.
+#: All cached outputs together have at most this many bytes. The cache removes the oldest outputs first.
 MAX_BYTES = 32 * 1024 * 1024
 
 
 class OutputCache:
-    """The cached outputs by object key and digest. Other bytes under the same key have another digest. So a lookup
-    never returns wrong bytes.
+    """The cached outputs by object key and digest. If other bytes are stored under the same key, they have another
+    digest. So `find` never returns wrong bytes.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -28,7 +29,7 @@ class OutputCache:
             self._bytes -= len(self._outputs.popitem(last=False)[1])
 
     def find(self, key: str, sha256: str | None) -> bytes | None:
-        """The cached bytes, or None. With an unknown digest (`sha256` is None) this finds nothing, because the object
-        may have changed since it was cached.
+        """The cached bytes, or None. If the digest is unknown (`sha256` is None), the result is None, because the
+        object may have changed since it was cached.
         """
         return None if sha256 is None else self._outputs.get((key, sha256))

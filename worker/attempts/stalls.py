@@ -19,8 +19,8 @@ _warned_at: dict[tuple[str, str], float] = {}  # pipeline and step -> monotonic 
 
 
 class Watched(Awaitable[_Result], Generic[_Result]):
-    """`await Watched(work, ...)` returns and raises what `await work` does. If `work` runs for longer than
-    `limit_seconds` without waiting, it measures this time, and logs a warning, at most once a minute for each step.
+    """`await Watched(work, ...)` returns and raises the same as `await work`. If `work` runs for longer than
+    `limit_seconds` without waiting, Watched measures this time and logs a warning, at most once a minute for each step.
     """
 
     def __init__(self, work: Awaitable[_Result], pipeline: str, step: str, limit_seconds: float) -> None:
@@ -29,8 +29,8 @@ class Watched(Awaitable[_Result], Generic[_Result]):
         self._limit_seconds = limit_seconds
 
     def __await__(self) -> Generator[Any, Any, _Result]:
-        """Do what `yield from` does, step by step: run `work` until it waits for a future, yield that future to the
-        event loop, and give `work` the result.
+        """Do the same as `yield from`, in single steps, so that each step can be measured. A step runs `work` until it
+        waits for a future. Then this method yields the future to the event loop, and gives the result to `work`.
         """
         inner = self._work.__await__()
         # The iterator of an awaitable need not be a generator. So it may lack `send` and `throw`.

@@ -25,8 +25,8 @@ class Rooms:
 
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
-    `others_overdue`: the poll first leaves a `pending` task to its hint. If the task's tenant is not in `by_tenant`,
-    the poll claims the task only once it has been due for this many seconds. None: this time is as long as for the
+    `others_overdue`: a `pending` task has a hint, so the poll claims the task only if it has been due for some time.
+    For tenants that are not in `by_tenant`, this time is `others_overdue` seconds; None: it is the same time as for the
     tenants in `by_tenant`.
     """
 
@@ -49,7 +49,7 @@ class Shares:
         #: Free slots that are kept for a poll: hints may not take them.
         self.kept_for_poll = 0
         self._poll: tuple[int, Rooms] | None = None  # the limit and the rooms of the poll that runs now
-        self._running: dict[str, int] = {}
+        self._running: dict[str, int] = {}  # tenant -> how many steps it runs in the pool; no entry: none
 
     @property
     def free(self) -> int:
@@ -66,10 +66,12 @@ class Shares:
         return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
+        # Count a slot that the tenant takes, without a check. (`may_take` and the rooms of a poll are the checks.)
         self._running[tenant] = self._running.get(tenant, 0) + 1
         self.busy += 1
 
     def release(self, tenant: str) -> None:
+        # Count a slot that the tenant gives back, because the step has ended or lends its slot.
         self.busy -= 1
         remaining = self._running[tenant] - 1
         if remaining:
@@ -85,7 +87,7 @@ class Shares:
         return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
-        """Whether the tenant could take one of its slots again if it released the slot now."""
+        """Whether the tenant, if it released one of its slots now, could take this slot again."""
         running = self._running[tenant] - 1
         return running <= 0 or self._may_run(running, self.slots - self.busy + 1)
 
@@ -119,14 +121,14 @@ class Shares:
 
     def rooms(self, limit: int) -> Rooms:
         """The rooms of a poll that claims at most `limit` tasks."""
-        if self.free <= 0:  # only the reserve is left: one step for each tenant that runs nothing here
+        if self.free <= 0:  # only the reserve is left, which has one step for each tenant that runs nothing in the pool
             return Rooms({tenant: (running, 0) for tenant, running in self._running.items()}, for_others=1)
         by_tenant = {tenant: (running, self._room(running, limit)) for tenant, running in self._running.items()}
         return Rooms(by_tenant, for_others=self._room(0, limit))
 
     def _room(self, running: int, limit: int) -> int | None:
-        """How many more steps `_may_run` admits, one after another, for a tenant with `running` steps; None: at least
-        `limit`.
+        """How many more steps `_may_run` admits, one after another, for a tenant with `running` steps; None: `limit` or
+        more.
 
         After n more steps, `_may_run` admits another one if `running + n < GREED * (unused - n)`. The smallest n that
         fails this test is `(GREED * unused - running) / (GREED + 1)`, rounded up.

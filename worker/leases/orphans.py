@@ -1,9 +1,10 @@
 """Releases orphans: tasks that this worker owns according to their rows in PostgreSQL, but does not hold.
 
-A task becomes an orphan in two ways. First, an asynchronous failover loses the last commits. If one of them was a
-settlement, its task is `running` again, but its owner no longer holds the task. Second, the answer to a claim is lost.
-PostgreSQL has given this worker a task, but the worker has no record of the task. Without a release, an orphan would
-wait until its lease expires. This would count as a loss of the task (LEASEHOLD_MAX_LOSSES); a release is no loss.
+A task becomes an orphan in two ways. First, an asynchronous failover of PostgreSQL may lose the last commits. If one of
+them was a settlement, its task is `running` again, but its owner no longer holds the task. Second, the answer to a
+claim may be lost. Then PostgreSQL has given the task to this worker, but the worker does not know it. Without a
+release, an orphan would wait until its lease expires. An expired lease counts as a loss of the task
+(LEASEHOLD_MAX_LOSSES), but a release does not.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _CONFIRM_SECONDS = 1.0
 
 
 class Orphans:
-    """Call `begin_search` after each reconnect and each lost answer. While `is_searching`, call `release` from time to
-    time.
+    """Searches for the orphans of one worker. Call `begin_search` after each reconnect, and after a statement whose
+    answer was lost. While `is_searching` is true, call `release` from time to time.
     """
 
     def __init__(self, worker: UUID, lease_seconds: float) -> None:
@@ -44,19 +45,20 @@ class Orphans:
 
     @property
     def is_searching(self) -> bool:
+        # Whether there may still be orphans from before the last call of `begin_search`.
         return self._search_began_at is not None
 
     async def begin_search(self, connection: Connection) -> None:
-        """Record PostgreSQL's time, because the search finds only tasks that were neither claimed nor renewed since
-        then.
+        """Begin a search for the tasks that were neither claimed nor renewed after this moment. The moment is
+        PostgreSQL's time.
         """
         self._search_began_at = await connection.fetchval("SELECT clock_timestamp()")
         self._suspects, self._suspected_at = {}, monotonic()
 
     async def release(self, connection: Connection, held: Sequence[UUID]) -> list[JobEnded]:
-        """Release the orphans that two queries have found. The first call that finds orphans only remembers them; a
-        later call that finds the same orphans releases them. Orphans whose rows another transaction has locked are left
-        out. `held`: the tasks that the worker holds, and those of lost leases whose attempts have not stopped yet.
+        """Release the orphans that two queries have found. The first call that finds orphans only remembers them. A
+        later call that finds the same orphans releases them, except orphans whose rows another transaction has locked.
+        `held`: the tasks that the worker holds, and the tasks of lost leases whose attempts have not stopped yet.
         Returns the jobs that have ended, because a job that is being cancelled ends with the release of its last task.
         """
         assert self._search_began_at is not None
@@ -70,7 +72,7 @@ class Orphans:
             return []
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
-        if not orphans:
+        if not orphans:  # the worker holds all these tasks: go on with the search
             return []
         # Tasks with locked rows are left to a later call, because the heartbeat uses this connection, too. If a release
         # waited for a lock, the heartbeat would wait with it. The worker would then renew no lease, and would count as
@@ -84,9 +86,8 @@ class Orphans:
 async def release_unlocked(
     connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
 ) -> tuple[dict[UUID, int], list[JobEnded]]:
-    """Release these tasks as `release_tasks` does, but leave out the tasks whose rows, or whose jobs' rows, another
-    transaction has locked. So this function waits for no lock. Returns the tasks that were not left out, and the jobs
-    that have ended.
+    """Release these tasks as `release_tasks` does, but wait for no lock. A task is left out if another transaction has
+    locked its row or its job's row. Returns the tasks that were not left out, and the jobs that have ended.
     """
     async with connection.transaction():
         unlocked_tasks = await claims.lock_unlocked(connection, tasks)

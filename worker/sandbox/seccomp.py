@@ -17,13 +17,16 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """An architecture. `column`: its column in the tables below. `seccomp`: the number of the call seccomp(2)."""
+    """An architecture. `audit_arch`: the number by which the kernel names it to a filter. `column`: its column in the
+    tables below. `seccomp`: the number of the call seccomp(2).
+    """
 
     audit_arch: int
     column: int
     seccomp: int
 
 
+#: The supported architectures, by the name that uname(2) gives.
 MACHINES = {
     "x86_64": Machine(0xC000003E, 0, 317),
     "aarch64": Machine(0xC00000B7, 1, 277),
@@ -92,7 +95,8 @@ _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "llistxattr": (195, 12), "flistxattr": (196, 13),
 }  # fmt: skip
 
-#: The number of the newest call in these tables. From 424 on, a number means the same call on every architecture.
+#: The number of the newest call in these tables. The filter answers every call with a higher number with ENOSYS. This
+#: works for all architectures, because from 424 on a number means the same call on each of them.
 NEWEST = 467
 
 #: The filter answers these calls with ENOSYS, as a kernel without them does. clone3 passes its flags behind a pointer,
@@ -111,8 +115,9 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: Commands of fcntl and ioctl. They choose a signal, and the process to which the kernel sends this signal when a file
-#: changes or gets input. So a child could signal any process. But the last command puts input into a terminal.
+#: Forbidden commands of fcntl and ioctl. They choose a signal, and the process to which the kernel sends this signal
+#: when a file changes or gets input. So a child could signal any process. Only the last command is of another kind: it
+#: puts input into a terminal.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000  # set in the numbers of the x32 calls, a second set of numbers for the same calls
@@ -143,8 +148,8 @@ def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _for_call(number: int, *body: bytes) -> bytes:
-    """Run `body` only for the system call `number`. A body may load another value in place of the call's number,
-    because every body ends in a return, so no later test runs.
+    """Run `body` only for the system call `number`. A body may load another value in place of the call's number.
+    Because every body ends in a return, no later test of the number runs.
     """
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 

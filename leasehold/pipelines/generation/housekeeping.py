@@ -1,6 +1,6 @@
-"""The duties of the leading worker (the worker that is elected for maintenance) for generations. The leading worker
-deletes expired source images. When the deadline of a generation has passed, the worker submits a withdrawal (a job that
-cancels the order at the provider). The withdrawal needs the order. So before the worker deletes the rows of a
+"""Declares the maintenance of generations, which the leader (the worker that is elected for maintenance) does. The
+leader deletes expired source images. When the deadline of a generation has passed, the leader submits a withdrawal (a
+job that cancels the order at the provider). The withdrawal needs the order. So before the leader deletes the rows of a
 generation, it copies the order into the unfinished withdrawal.
 """
 
@@ -22,14 +22,14 @@ _WITHDRAWALS = Withdrawals(
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. `Forgetting` is a loop
-    that deletes objects, and then their rows.
+    """The part of housekeeping (maintenance loops of the leader) for the kind of work `generation`. `Forgetting` is a
+    loop that deletes objects, and then their rows.
     """
 
     async def delete(key: str) -> None:
-        # A client may upload an image that is stored already. Such an upload does not write the object again, so if it
-        # came just before the deletion, its image would be lost. So `condemn_source` first marks the row. From then on,
-        # uploads of the image are refused.
+        # A client may upload an image that is stored already. Such an upload does not write the object again. If it
+        # came just before the deletion, the client would lose its image. So `condemn_source` first marks the row, and
+        # from then on uploads of this image are refused.
         async with context.connections() as connection:
             is_condemned = await condemn_source(connection, key)
         if is_condemned:

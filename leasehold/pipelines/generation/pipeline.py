@@ -1,9 +1,9 @@
 """Declares the generation pipeline (order images or a video from a provider, poll, store the files), and the pipeline
 that withdraws an order.
 
-The API and the workers import this module, so it imports no heavy library. `submit` records its intent before it
-orders, so that no order is bought twice. `poll` gives its lease back between two requests, so that a waiting order
-holds no slot of a worker. `store` downloads the files before the provider's links expire.
+The API and the workers import this module, so it imports no heavy library. The step `submit` records its intent before
+it orders, so that no order is bought twice. The step `poll` gives its lease back between two requests, so that a
+waiting order holds no slot of a worker. The step `store` downloads the files before the provider's links expire.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 #: The queue of all steps. If a client names a server for its order, the steps go to the queue `generation@{server_id}`.
 QUEUE = "generation"
 _SUBMIT_TIMEOUT = timedelta(minutes=3)
-#: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
-#: the job when this time has passed after the deadline. This time is long enough for a submit that begins just before
-#: the deadline, and for the poll that follows the submit.
+#: A poll after the order's deadline cancels the order at the provider, and fails the job. If no such poll comes, the
+#: platform expires the job when this time has passed after the deadline. This time is long enough for a submit that
+#: begins just before the deadline, and for the poll that follows the submit.
 BACKSTOP = _SUBMIT_TIMEOUT + timedelta(minutes=2)
 #: How long the job may last after the provider has made the files. This is enough for four attempts of the step
 #: `store`, and for some time in which no worker runs.
@@ -164,7 +164,7 @@ GENERATION = Kind(
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     # Each process of the API opens the catalogue of providers once, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",
-    # SQL: how many bytes this kind keeps for the tenant $1. They count against the tenant's bound on stored bytes.
+    # SQL: how many bytes of source images the tenant $1 has. They count against the tenant's bound on stored bytes.
     stored="SELECT coalesce(sum(size), 0) FROM source_image WHERE tenant_id = $1",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(

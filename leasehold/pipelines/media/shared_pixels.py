@@ -1,7 +1,7 @@
 """Lets another library read a picture's pixels in Pillow's own memory, without a copy.
 
-The module `pixels` gives the memory to libvips. Pillow's `tobytes` would make two copies (72 MB for twelve megapixels).
-This would be slow in a new process, because the kernel would first have to provide the pages of these copies.
+The module `pixels` gives this memory to libvips. Pillow's `tobytes` would make two copies (72 MB for twelve
+megapixels). The copies would be slow in a new process, because the kernel would first have to provide their pages.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from PIL import Image, _imaging
 
 #: Pillow keeps a pixel in four bytes. The fourth byte of an RGB pixel is padding.
 BYTES_PER_PIXEL = 4
-_MODES = {"RGB", "CMYK"}
+_MODES = {"RGB", "CMYK"}  # only pictures of these modes are shared
 
 _imaging.set_use_block_allocator(1)  # allocate each picture in one block; by default Pillow uses blocks of 16 MiB
 
+#: The function of Python's C API that returns the pointer in a capsule.
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]

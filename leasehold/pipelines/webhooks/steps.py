@@ -23,7 +23,8 @@ from leasehold.transitions import callbacks
 from leasehold.transitions import webhooks as transitions
 
 _STATUS_GONE = 410
-#: The pauses of a delivery whose tenant or host has reached its limit of requests at once. A pause costs no attempt.
+#: The pauses of a delivery while its tenant or its host has the maximum of requests under way. A pause costs no
+#: attempt.
 _SNOOZE_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
 webhooks.opens(open_delivery_context)
@@ -58,9 +59,9 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where a message goes, and the secrets that sign it. The message gets one signature for each secret.
+    """The URL of a message, and the secrets that sign it. The message gets one signature for each secret.
     `disabled_at`: when the webhook, which is enabled now, was last disabled; None: the webhook was never disabled, or
-    the destination is a callback URL.
+    the URL is a callback URL.
     """
 
     url: str
@@ -92,10 +93,10 @@ async def _find_destination(
 
 
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
-    """The error after a 410, which means that the address must get no further message. This function also disables the
-    webhook. Exception: during the request the webhook's URL may have changed, or somebody may have disabled the webhook
-    (and perhaps enabled it again). Then the answer says nothing about the webhook as it is now, so this function
-    disables nothing, and the next attempt sends the message again.
+    """Disable the webhook after an answer 410, which means that the address must get no further message. Returns the
+    error that the step must raise. Exception: during the request the webhook's URL may have changed, or somebody may
+    have disabled the webhook (and perhaps enabled it again). Then the answer says nothing about the webhook as it is
+    now. So this function disables nothing, and the next attempt sends the message again.
     """
     if delivery.webhook_id is None:
         return Permanent("callback_gone", "The callback URL answered 410 Gone.")

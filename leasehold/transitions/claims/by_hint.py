@@ -14,14 +14,15 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
-# SQL: the task `t` may be claimed now. There are three cases. First: the task is due. Second: this owner holds the
-# task, and $6 allows that the owner claims it again. Third: the task's owner is dead, or its lease has expired, and the
-# task has fewer than $4 losses (attempts whose worker was lost).
+# SQL: the task `t` may be claimed now by the owner $2. (CLAIM below has these parameters.) There are three cases.
+# First: the task is due. Second: the owner $2 holds the task, and $6 allows that this owner claims it again. Third: the
+# task runs, but the owner of its lease is dead, or the lease has expired, and the task has fewer than $4 losses
+# (attempts whose worker was lost).
 #
-# In a job that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel. If
-# the lease of such a workflow expires, no claim takes the workflow over. Within the grace (the time that a cancelled
-# attempt has to stop) the sweeper makes the workflow due again. After the grace, or after too many losses, the sweeper
-# ends the workflow (`end_cancels` in transitions/sweeps.py).
+# In a job that is being cancelled (`cancelling`), only a workflow (`journaled`) is claimed, because its code must see
+# the cancel. If the lease of such a workflow expires, no claim takes the workflow over. Within the grace (the time that
+# a cancelled attempt has to stop) the sweeper makes the workflow due again. After the grace, or after too many losses,
+# the sweeper ends the workflow (`end_cancels` in transitions/sweeps.py).
 #
 # The CASE keeps the planner from using an index by status. By that index PostgreSQL would read a whole backlog to find
 # a few tasks.
@@ -35,15 +36,15 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: whether the claim charges the task a loss. The claim does if the task was running, because then an attempt was
-# lost. Exception: the owner itself holds the task, and claims it again. Then no attempt was lost, but only the answer
-# to the owner's earlier claim. So a failover, which loses many answers, charges no task a loss.
+# SQL: whether the claim charges the task a loss. It charges a loss if the task was running, because then an attempt was
+# lost. Exception: the owner itself holds the task, and claims it again. In this case no attempt was lost, but only the
+# answer to the owner's earlier claim. So a failover, which loses many answers, charges no task a loss.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
-# $1: the ids of the tasks. $2: the owner. $3: the duration of the lease. $4: a running task with this many losses is
-# not taken over. $5: the dead owners. $6: whether the owner also claims again the tasks that it holds. `mark_claimed`
-# adds the CTEs that claim the tasks. In the conditions that `mark_claimed` gets, `t` is the task. The last of these
-# CTEs, `numbered_tasks`, has a row for each claimed task.
+# $1: the ids of the tasks. $2: the owner that claims. $3: the duration of the lease. $4: a running task with this many
+# losses is not taken over. $5: the dead owners. $6: whether the owner $2 also claims again the tasks that it holds.
+# `mark_claimed` adds the CTEs that claim the tasks `t` which fulfil _MAY_BE_CLAIMED. The last of these CTEs,
+# `numbered_tasks`, has a row for each claimed task.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
@@ -94,8 +95,8 @@ async def claim(
     return [claimed_of(row, terms, requested_at) for row in rows]
 
 
-# Returns, for each completed task ($1), the next step that the task's completion claimed for the owner ($2). The
-# statement leaves out the tasks of which the worker knows that it holds them ($3).
+# Returns, for each completed task ($1), the next step that the task's completion claimed for the owner ($2), except
+# steps of which the worker knows that it holds them ($3).
 _CLAIMED_NEXT_STEPS = """
 -- claimed_with
 SELECT DISTINCT ON (t.id) t.id AS task_id, step.id AS next_step_id
@@ -112,13 +113,15 @@ async def claim_again(
     terms: LeaseTerms,
     held_ids: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch. A settlement is the statement that writes how an attempt ended. When a
-    settlement completes or suspends a task, it may also claim a next step for the same worker. If the settlement's
-    answer was lost, the worker does not know this step. Then call this function to claim the step again.
+    """Claim again the next steps that this worker does not know, because the answers to settlements were lost: running
+    -> running, at a new epoch.
 
-    `completed_ids`: tasks that were completed. `workflow_of_step` maps a step that a suspension started to the
-    workflow's task, at most one step for each workflow. The result maps each settled task to its next step. Steps in
-    `held_ids` are left out, because the worker knows that it holds them.
+    A settlement is the statement that writes how an attempt ended. When it completes a task or suspends a workflow, it
+    may also claim a next step for the same worker. The answer names this step.
+
+    `completed_ids`: the tasks that these settlements completed. `workflow_of_step`: step that a suspension started ->
+    the workflow's task, at most one step for each workflow. `held_ids`: the tasks of which the worker knows that it
+    holds them. Steps among them are left out. Returns completed task or workflow's task -> its next step.
     """
     # Next step -> the task whose settlement claimed it: a suspended workflow, or a completed task.
     settled_of_next = {step: workflow for step, workflow in workflow_of_step.items() if step not in held_ids}

@@ -27,26 +27,27 @@ _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
 _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
       AND t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)"""
 
-# The tenants take turns: the first task of each tenant comes before the second task of any tenant. The tasks of a
-# tenant come by priority, then by the time at which they became due. After thirty seconds a task counts as one of the
-# next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
-# (In `candidates`, the first task of a tenant with three running tasks has `turn` 4.)
+# The tenants take turns: the first task of each tenant comes before the second task of any tenant. The tasks of one
+# tenant come in the order of their priority, and then of the time at which they became due. After each thirty seconds,
+# a due task counts as a task of the next higher priority. A tenant with many running tasks comes later, so a flood of
+# tasks delays only its own tenant. (In `candidates`, the first task of a tenant with three running tasks has `turn` 4.)
 #
-# $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks to claim at most.
-# $5 the poll window: the statement does not read tasks that have been due for longer than this.
-# $6 tenants. $7 how many tasks each of them has running. NULL: the statement counts them.
-# $8 tenants with tasks on this worker. $9 how many tasks each of these tenants has on this worker. $10 how many more
-# tasks each of these tenants may get.
-# $11 how many tasks any other tenant may get. NULL: any number.
-# $12 for how long the poll skips a due `pending` task of the tenants $8, because the task has a hint. $13 the same for
-# any other tenant.
+# $1: the queues to poll. $2: the owner of the new leases. $3: the duration of a lease. $4: claim at most this many
+# tasks.
+# $5: the poll window. The statement does not read tasks that have been due for longer than this.
+# $6: tenants. $7: how many tasks each of them has running. If both are NULL, the statement counts the running tasks.
+# $8: the tenants with tasks on this worker. $9: how many tasks each of them has on this worker. $10: how many more
+# tasks each of them may get (NULL: any number).
+# $11: how many tasks any other tenant may get (NULL: any number).
+# $12: for how long the poll skips a due `pending` task of the tenants $8, because the task has a hint. $13: the same
+# time for any other tenant.
 #
-# The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
+# The statement leaves out jobs that another statement has locked, so it reads more candidates than it claims. It
 # returns at least one row, with the age of the oldest due task, the counts of running tasks, and whether the statement
 # left out due tasks because their tenants have no room.
-# The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last of these CTEs,
+# The CTEs of `mark_claimed` claim the tasks of `job_tasks` that are still due. The last of these CTEs,
 # `numbered_tasks`, has a row for each claimed task. The statement's first line is the name under which statistics show
-# it.
+# the statement.
 POLL = f"""
 -- look
 WITH RECURSIVE served_queues AS MATERIALIZED (
@@ -141,7 +142,7 @@ ORDER BY numbered_tasks.id
 """
 
 
-# The value of `poll`'s parameter `shares` for a worker that runs no task.
+# The default of `poll`'s parameter `shares`: the worker runs no task.
 _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 
@@ -180,8 +181,8 @@ async def poll(
     `shares`: for each tenant, how many of its tasks run on this worker, and how many more this poll may claim (None:
     any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: replaces `overdue` for tenants that are not in `shares`, if it is smaller. None: the poll uses
-    `overdue` for all tenants.
+    `other_overdue`: for tenants that are not in `shares`, the poll uses this value in place of `overdue` if it is
+    smaller. None: the poll uses `overdue` for all tenants.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

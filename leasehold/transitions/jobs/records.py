@@ -1,5 +1,6 @@
 """Makes the records that `submit` (submissions.py) writes for a new job (`NewJob`): one record for the job, and one for
-each task. This module itself writes nothing.
+each task. Also computes a new job's first state and first steps, and the names of external workers' queues. This module
+itself writes nothing.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class NewJob:
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The job as a record of the statement SUBMIT. `tasks`: the records of its tasks, from `task_records`."""
+    """The job as a record of the statement SUBMIT (submissions.py). `tasks`: the records of its tasks, which
+    `task_records` returned.
+    """
     terms = new.pipeline.terms
     is_computed = new.deadline_at is None  # PostgreSQL computes the deadline
     status = _first_job_state([(task["status"], task["queue"].startswith(EXTERNAL)) for task in tasks])
@@ -124,7 +127,8 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
             "grace_seconds": ceil(terms.grace.total_seconds()),
-            # For a job with a single task, the view `history` derives some events, so the platform writes fewer rows.
+            # For a job with a single task, the view `history` derives some events from the rows of the job and of this
+            # task. So the platform writes no rows for these events.
             "single_task": tasks[0]["id"] if len(tasks) == 1 and status is JobState.QUEUED else None,
         }
         | (new.run.record() if new.run is not None else {})
@@ -142,7 +146,7 @@ def first_state(new: NewJob) -> JobState:
 
 
 def _first_job_state(tasks: Sequence[tuple[str, bool]]) -> JobState:
-    """The job's first state. `tasks`: the first state of each task, and whether it is for an external worker.
+    """The job's first state. `tasks`: for each task, its first state and whether it is for an external worker.
 
     WAITING_WORKER: some tasks are not blocked, and all of these are for external workers. QUEUED: a worker may claim a
     task now. PENDING: all tasks are blocked, or wait for their start time.
@@ -173,7 +177,7 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 
 
 def first_steps(pipeline: Pipeline, params: Mapping[str, Any]) -> list[Step]:
-    """Of a new job with these parameters: the steps that wait for no other step. Raises Invalid `nothing_to_do`."""
+    """The steps that wait for no other step in a new job with these parameters. Raises Invalid `nothing_to_do`."""
     steps, skipped = _steps_of(pipeline, params)
     needs = _needs_of(steps, skipped)
     return [step for step in steps if step.name not in skipped and not needs[step.name]]
@@ -185,7 +189,9 @@ def queue_of(step: Step, tenant_id: str, pin: str | None) -> str:
 
 
 def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step], frozenset[str]]:
-    """The steps that get a task immediately, and the names of those that the parameters skip."""
+    """The steps that get a task immediately (all steps except parts), and the names of those that the parameters skip.
+    A skipped step gets a task in the state SKIPPED. Raises Invalid `nothing_to_do` if all steps are skipped.
+    """
     steps = [step for step in pipeline.steps if not step.part]
     skipped = pipeline.skipped(params) & {step.name for step in steps}
     if len(skipped) == len(steps):
@@ -204,9 +210,9 @@ def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[
 
 
 def _waits_of(new: NewJob, needs: set[str]) -> tuple[int, datetime | None]:
-    """For how many other steps a step waits, and the time before which it must not start. Only a step that needs no
-    other step has such a time, because every other step starts after such a step. `needs`: the names of the steps for
-    which it waits.
+    """For one step: for how many other steps it waits, and the time before which it must not start (None: no such
+    time). `needs`: the names of the steps for which it waits. Only a step without `needs` gets the time, because all
+    other steps start later anyway.
     """
     waiting_on = len(needs)
     not_before = new.not_before if waiting_on == 0 else None
@@ -223,6 +229,7 @@ def _task_record(
     needs: Mapping[str, set[str]],
     skipped: Collection[str],
 ) -> dict[str, Any]:
+    # `ids`: the name of a step -> the id of its task. `needs`: from `_needs_of`. `skipped`: from `_steps_of`.
     waiting_on, not_before = _waits_of(new, needs[step.name])
     return {
         "id": ids[step.name],
@@ -235,6 +242,7 @@ def _task_record(
         "queue": queue_of(step, new.tenant_id, new.pin),
         "status": _first_task_state(step, waiting_on, not_before, skipped),
         "waiting_on": waiting_on,
+        # The tasks that wait for this task.
         "unblocks": [ids[other] for other, needed in needs.items() if step.name in needed],
         "max_attempts": step.max_attempts,
         "handler": step.handler,

@@ -1,4 +1,6 @@
-"""`replay`: a failed job runs again, from its failed step or from another step that the caller names."""
+"""`replay`: a failed job runs again, from its failed step or from another step that the caller names. `replay_together`
+replays several simple jobs in one statement.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ _LAST_BAND = len(BANDS) - 1
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# SQL: the step `t` must stay failed. A workflow started it (`contained`). Since the step failed, the workflow has made
-# another call, or has recorded the failure in its journal (the rows of its calls). So the journal depends on the
-# failure.
+# SQL: the step `t` must stay failed, because the journal of a workflow (the rows of its calls) depends on the failure.
+# The workflow started the step (`contained`). Since the step failed, the workflow has made another call, or has
+# recorded the failure in the journal.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id
                 AND (e.at > t.finished_at OR (e.child_id = t.id AND e.state = 'failed'))))"""
@@ -48,7 +50,7 @@ def _is_called_again(status: str) -> str:
     return f"(e.kind = 'result' OR (e.kind = 'start' AND {status} IS DISTINCT FROM 'failed'))"
 
 
-# SQL: the job `j` can be replayed. `unindexed`: PostgreSQL uses no partial index for the condition.
+# SQL: the job `j` of the tenant $2 can be replayed. `unindexed`: PostgreSQL uses no partial index for the condition.
 _REPLAYABLE = unindexed(
     "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 )
@@ -74,8 +76,8 @@ _REPLAYABLE = unindexed(
 # $7: the pipelines whose failures start a run of their `on_failure` pipeline.
 # $8: the band of the hints (NULL: the step's priority). $9: the data of the events (NULL: none).
 #
-# `uncounted`: a workflow started the step, and the step failed. Then END_FAILED_JOBS (endings.py) subtracted the step
-# from `steps_left`, so it is added again here.
+# `uncounted`: a workflow started the step, and the step failed. END_FAILED_JOBS (endings.py) has subtracted such a step
+# from the job's `steps_left`, so this statement adds it again.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (
@@ -167,10 +169,10 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-# $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
-# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives them. Each of these
-# steps then waits for two kinds of the steps that it needs: those that also run again, and those that have not
-# succeeded (REPLAY revives them).
+# $1: the job. $2: the name of a step. This step, and all steps that need it directly or indirectly, run again. This
+# statement deletes their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY revives
+# them. Each step that runs again then waits for those of its needed steps that also run again, or that have not
+# succeeded (REPLAY also revives the latter).
 #
 # Exception: $2 keeps its note (what an attempt has left for the next one) if $2 has not succeeded, as in a retry from
 # the failed step. The note may say that the step has ordered something, and that nobody knows the outcome.
@@ -224,9 +226,9 @@ WHERE j.id = $1
 RETURNING (SELECT count(*) FROM rewound)
 """
 
-# Used if REWIND finds no step $2. Here $2 names a call of the workflow $1 whose work was done by a run of its own (see
-# REPLAY). The statement deletes the call's rows, so that the workflow makes the call again. But the rows stay while
-# that run is still going on.
+# Used if REWIND finds no step $2. Then $2 may name a call of the workflow $1 whose work was done by a run of its own
+# (see REPLAY). The statement deletes the call's rows, so that the workflow makes the call again. But the rows stay
+# while that run is unfinished and not being cancelled. Returns whether the workflow has this call.
 _REWIND_CALL = f"""
 -- rewind_call
 WITH called AS (
@@ -253,8 +255,8 @@ class AdmissionTerms:
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
     """A replayed job that waits at its concurrency limits. It implements the protocol `concurrency.LimitedJob`.
-    `not_before`: since when the job may start. The value is the time of the job's submission, so the job does not wait
-    behind the jobs that were submitted later.
+    `not_before`: the time of the job's submission. A limit admits jobs of one priority in the order of these times, so
+    the job does not wait behind jobs that were submitted later.
     """
 
     id: UUID
@@ -337,7 +339,7 @@ async def replay_together(
     cause: Mapping[str, str] | None = None,
 ) -> list[Announcement]:
     """failed -> queued or waiting_worker, for several jobs that have never had a limit, an exclusive key or a dedupe
-    key. They get none of these now. Otherwise each job is replayed as by `replay`, from its failed step.
+    key, and that get none of these now. Each job is replayed from its failed step, as by `replay`.
 
     The hints get the last band, because the many hints of a batch must not delay the hints of other jobs.
     """

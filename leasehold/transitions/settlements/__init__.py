@@ -1,10 +1,10 @@
 """A settlement ends an attempt. There are seven: complete, fail, snooze, suspend, release, acknowledge_cancel and
 fan_out. Each has a module of its own.
 
-A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the guard that all
-settlements share. Because of it, a settlement changes nothing if the lease's owner or epoch does not match the task, or
-the task is not running. If the answer to a settlement was lost, the worker may repeat the settlement. If the task was
-settled under the same epoch, the verdict is then `settled` again.
+A settlement takes a batch of leases and returns one verdict for each lease. All settlements have the same guard (in the
+module `guard`): a settlement changes nothing if the lease's owner or epoch does not match the task, or if the task is
+not running. If the answer to a settlement was lost, the worker may repeat the settlement. If the first try has settled
+the task under this epoch, the verdict of the repetition is also `settled`.
 """
 
 from leasehold.transitions.settlements.cancellation import acknowledge_cancel

@@ -14,11 +14,12 @@ from leasehold.transitions.settlements.outputs_sql import outputs_column, write_
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
 # $1 to $3: the owners, the task ids and the epochs of the leases. $4: the parts, as JSON records {parent, id, part,
-# number, queue, max_attempts, handler, value}. A part's task is named `part.number`. But if another step of the job has
-# fanned out into parts of that name, the task is named `step.part.number`, with the name of its parent step. $5: the
-# outputs of the steps that fan out, as `write_outputs` reads them. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of
-# this call) and `held` (those that are still valid). `settled` is also true if an earlier try, whose answer was lost,
-# has blocked the task.
+# number, queue, max_attempts, handler, value}. `parent`: the task that fans out. `part`: the name of the declared step
+# that each part runs. A part's task gets the step name `part.number`. But if another step of the job has fanned out
+# into parts of that name, it gets the step name `step.part.number`, where `step` is the name of its parent step. $5:
+# the outputs of the steps that fan out, as `write_outputs` reads them. HELD_IN_LIVE_JOB gives `lease_batch` (the leases
+# of this call) and `held` (those that are still valid). `settled` is also true if an earlier try, whose answer was
+# lost, has blocked the task.
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
@@ -82,7 +83,7 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
     """running -> blocked, until the new tasks of all parts have succeeded. Then the step runs again. The outputs that
-    the step has written before are kept.
+    the step has written so far are kept.
 
     Raises asyncpg.UniqueViolationError in two cases. First: the step has fanned out before, so tasks with its parts'
     names exist. Second: at the same moment another step has fanned out into parts of the same name. In the second case,

@@ -1,4 +1,4 @@
-"""`release`: a worker returns a lease, mostly because it stops. The task is due immediately, for any other worker."""
+"""`release`: a worker returns a lease, mostly because the worker stops. Any worker may claim the task immediately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
-# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
+# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (the leases among them that are still
+# valid, and that may be released).
 RELEASE = f"""-- release
 WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
@@ -60,8 +61,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
     """running -> pending. The attempt does not count. The statement writes a new hint (a message that the task is due).
 
-    In a job that is being cancelled, only a workflow that has called something is released, because its code must still
-    see the cancel. The verdict of any other lease of such a job is LOST.
+    In a job that is being cancelled, only a workflow that has made a call is released, because its code must still see
+    the cancel. The verdict of any other lease of such a job is LOST.
     """
     return await settle_twice(partial(_release, connection), leases, lambda lease: lease)
 

@@ -22,13 +22,13 @@ from leasehold.evaluation.model_schemas import compile_model_schema
 
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
-#: The most compiled schemas of waits in the cache.
+#: The cache of `_validator` holds at most this many compiled schemas.
 _MAX_VALIDATORS = 256
 
-# This statement only locks. SEND runs after it in the same transaction. The reason: a suspension
-# (settlements/suspending.py) holds the job's lock while it writes the rows of the workflow's waits to the table
-# `journal`. If SEND itself waited for the lock, it would not see these rows, because a statement that waits keeps its
-# old snapshot.
+# This statement only locks the job. SEND runs after it in the same transaction. The reason: a suspension of the
+# workflow (settlements/suspending.py) holds the job's lock while it writes the rows of the workflow's waits to the
+# table `journal`. If SEND itself waited for the lock, it would not see these rows, because a statement that waits keeps
+# its old snapshot.
 _LOCK = """
 -- signal_lock
 SELECT j.finished_at IS NOT NULL AS ended, j.status = 'cancel_requested' AS cancelling FROM job j
@@ -36,9 +36,9 @@ WHERE j.id = $1 AND j.tenant_id = $2
 FOR UPDATE
 """
 
-# $1 the job, $2 its tenant, $3 the signal's name, $4 its payload (NULL: the JSON null), $5 the most signals that a run
-# may have. `news`: a column of `task`. For a workflow it counts the signals that have come, and the workflow's steps
-# that have ended.
+# $1 is the job, $2 is its tenant, $3 is the signal's name, and $4 is its payload (NULL: the JSON null). A run may have
+# at most $5 unconsumed signals. The column `news` of `task` counts, for a workflow, the signals that have come and the
+# workflow's steps that have ended. `journaled`: the task is a workflow that has made a call.
 SEND = f"""
 -- signal
 WITH stored_signal AS (
@@ -76,7 +76,7 @@ SELECT s.id AS signal_id, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.h
 FROM stored_signal s LEFT JOIN hints h ON true
 """
 
-# The schema of the first open wait of the run $1 (of the tenant $2) for the signal $3.
+# The schema of the payload for the first open wait of the run $1 (of the tenant $2) for the signal $3.
 _SCHEMA = """
 -- signal_schema
 SELECT e.value -> 'schema' FROM journal e JOIN job j ON j.id = e.job_id
@@ -85,8 +85,8 @@ ORDER BY e.branch, e.number LIMIT 1
 """
 
 
-# Reads the index of open waits. If several branches of the workflow wait for the same name, the schema of the first
-# branch counts.
+# PostgreSQL uses the index of open waits. If several branches of the workflow wait for the same signal, the statement
+# returns the wait of the first branch.
 _WAITS = """
 -- signal_waits
 SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at, e.branch, e.number, e.epoch
@@ -97,16 +97,16 @@ ORDER BY e.name, e.branch, e.number LIMIT 20
 
 
 async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
-    """The signals that the run's workflow waits for now, at most 20. Each row has the signal's name, its schema, and
-    the time at which the wait ends by itself.
-    A workflow may wait for one name several times, so the place (`branch`, `number`) and the `epoch` identify the wait.
+    """The signals for which the run's workflow waits now, at most 20. Each row has the signal's name, the schema of its
+    payload, and the time at which the wait ends by itself. A workflow may wait several times for signals of one name,
+    so a row also has the place (`branch`, `number`) and the `epoch`, which identify the wait.
     """
     return await connection.fetch(_WAITS, run_id, tenant_id)
 
 
 async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: str) -> dict[str, Any] | None:
-    """The JSON Schema of the run's wait for the signal. Returns None if no wait is open, or if the wait takes any
-    payload.
+    """The JSON Schema for the payload of the signal `name`, from the run's first open wait for it. Returns None if no
+    such wait is open, or if the wait accepts any payload.
     """
     schema: dict[str, Any] | None = await connection.fetchval(_SCHEMA, run_id, tenant_id, name)
     return schema
@@ -126,9 +126,9 @@ async def send(
     """Store the signal, and wake a workflow that waits for this signal. Call this in a transaction. After the commit,
     the caller publishes the returned hints (messages that tell workers of due tasks).
 
-    Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
-    now and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has
-    `at_most` signals that it has not consumed.
+    Raises NotFound `run_not_found`, and Conflict `run_ended`. Raises Invalid `invalid_payload` if the run waits for the
+    signal now and the payload does not fit the schema of the wait. Raises TooMany `too_many_signals` if the run already
+    has `at_most` signals that it has not consumed.
     """
     job = await connection.fetchrow(_LOCK, run_id, tenant_id)
     if job is None:

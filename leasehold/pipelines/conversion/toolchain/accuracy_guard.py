@@ -1,7 +1,8 @@
-"""The accuracy guard of the open toolchain's quantise step. It leaves more and more layers of the int8 model in float.
-It stops when the int8 model and the float model agree.
+"""The accuracy guard of the open toolchain's quantise step (which turns a float model into an int8 model). In rounds,
+the guard leaves more and more layers of the int8 model in float. It stops when the int8 model and the float model
+agree.
 
-The layers that add most noise become float first. A round makes and measures one model. Each round keeps twice as many
+The layers that add most noise become float first. Each round makes and measures one model. It keeps twice as many
 layers in float as the previous round, so that few rounds are needed. The ranges of the tensors are measured only once,
 before the first round.
 """
@@ -14,8 +15,8 @@ from typing import Any
 
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
 
-#: The guard's goal: both models give the same top-1 answer for this fraction of the samples. So one answer in a hundred
-#: may differ. Once the goal is reached, no more layers become float.
+#: The guard's goal: the int8 model and the float model give the same top-1 answer for this fraction of the samples. So
+#: one answer in a hundred may differ.
 GOAL = 0.99
 #: At most this many layers become float. A model that needs more is better used in float as a whole.
 MAX_FLOAT_LAYERS = 64
@@ -23,8 +24,9 @@ MAX_FLOAT_LAYERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What the guard did. Both numbers are the fraction of samples for which the int8 and the float model give the same
-    top-1 answer: `before` with no layer in float, `after` with `float_layers` in float.
+    """What the guard did. `before` and `after`: the agreement, which is the fraction of samples for which the int8
+    model and the float model give the same top-1 answer. `before`: when the int8 model had no layer in float. `after`:
+    with `float_layers` in float.
     """
 
     before: float
@@ -53,11 +55,11 @@ def guard(
     """Leave more and more layers in float. Stop when the agreement reaches GOAL, or when no further layer may become
     float.
 
-    `agreement`: the agreement of the model that is int8 as a whole. `find_layers`: returns the layers of the model that
+    `agreement`: the agreement of the model with no layer in float. `find_layers`: returns the layers of the model that
     was made last, the noisiest first. The guard calls `find_layers` only while the agreement is below the goal.
-    `quantise_again`: makes the model with these layers in float, and returns its agreement. If the last round was worse
-    than an earlier round, or than the model that is int8 as a whole, the guard calls `quantise_again` once more, with
-    the layers of the best model. So the model that was made last is always the best.
+    `quantise_again`: makes a model with these layers in float, and returns its agreement. If the model of the last
+    round is worse than an earlier model (or than the model with no layer in float), the guard calls `quantise_again`
+    once more, with the layers of the best model. So the model that was made last is always the best.
     """
     before, float_layers = agreement, list[NoisyLayer]()
     best_agreement, best_count = agreement, 0

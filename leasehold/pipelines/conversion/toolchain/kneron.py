@@ -1,9 +1,10 @@
-"""The steps of the toolchain of the vendor Kneron. They call the vendor's package `ktc` as its public manual says. The
-vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
+"""The steps of a conversion (optimise, quantise, package) with the toolchain of the vendor Kneron. They call the
+vendor's Python package `ktc` as its public manual says. The vendor's names are BIE for the int8 model, and NEF for the
+package that a chip loads.
 
-**The package exists only in the vendor's container image.** So the tests use a replacement of the package, which
-records the documented calls. The vendor's tools start other programs. So in a worker of such an image, the sandbox
-(which confines the worker's child processes) must be configured to allow these programs.
+**`ktc` exists only in the vendor's container image.** So the tests use a replacement of `ktc`, which records the
+documented calls. The vendor's tools start other programs. So in a worker of such an image, the sandbox (which confines
+the worker's child processes) must be configured to allow these programs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _THREADS = 1
 
 
 def optimise(work: Work) -> Done:
-    """Convert a .tflite model to ONNX, then run the vendor's optimiser.
+    """Convert the model to ONNX if it is a .tflite model, then run the vendor's optimiser.
 
     Raises Retryable if this worker has no `ktc`, and Permanent if the model is refused.
     """
@@ -78,8 +79,8 @@ def optimise(work: Work) -> Done:
 
 
 def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Optimise and fuse batch normalisations. If that fails, optimise without fusing, as the manual advises. The fusing
-    fails for some models because of the names of their nodes.
+    """Optimise the model and fuse batch normalisations. For some models the fusing fails because of the names of their
+    nodes. If it fails, optimise without fusing, as the manual advises.
     """
     optimised: onnx.ModelProto
     try:
@@ -90,7 +91,9 @@ def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def quantise(work: Work) -> Done:
-    """Quantise with the reference images. Simulate in float and in fixed point if the parameters ask for it."""
+    """Quantise with the reference images. Then simulate in float and in fixed point, as far as the parameters ask for
+    it.
+    """
     params: ConversionParams = work.params
     ktc, source = _ktc(), work.files[ONNX].absolute()
     inputs = facts_of(load(source, params.limits))["inputs"]
@@ -129,8 +132,8 @@ def _by_input(inputs: Samples) -> dict[str, list[np.ndarray[Any, Any]]]:
 
 
 def _simulations(work: Work, ktc: Any, inputs: Samples, files: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Simulate each model in `files` on all inputs. Returns the members for the report: a description of each model's
-    answers and, if there are two models, a comparison. Memory holds the answers to one input at a time.
+    """Simulate each model in `files` on all samples. Returns the members for the report: a description of each model's
+    answers and, if there are two models, a comparison. Memory holds the answers to one sample at a time.
 
     `files`: the name of a simulation -> the keyword argument with which `_simulate` gets the model's file.
     """
@@ -195,7 +198,9 @@ def _simulate(ktc: Any, params: ConversionParams, sample: Tensors, **source: Any
 
 
 def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a tool of the vendor. An error of the tool counts as an error of the model, except a lack of memory."""
+    """Call a tool of the vendor. An error of the tool becomes a Permanent, as if the model had caused it. A lack of
+    memory is the exception: MemoryError passes unchanged.
+    """
     try:
         return tool(*arguments, **options)
     except (MemoryError, StepError):
@@ -205,7 +210,7 @@ def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _move(source: str, target: Path) -> Path:
-    """Move a tool's output `source` to `target`, because the tools choose file names themselves. Returns `target`."""
+    """Move a tool's output `source` to `target`, because the tools choose their file names. Returns `target`."""
     if Path(source) != target.absolute():
         shutil.move(source, target)
     return target

@@ -24,14 +24,15 @@ from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 REPORTED_LAYERS = 5
 _MAX_NAME = 200  # the most characters of a layer's name in a report
 _MAX_SAMPLES = 2  # few, because each sample costs a run of both models, with the outputs of all layers
-#: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
+#: The outputs of all measured layers have at most this many bytes. If they had more, the last layers of the graph are
+#: left out.
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers, but do not change them. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights. The result does not list them as layers, but their outputs are measured, for two reasons.
-#: First: if the output of the layer before them cannot be measured, the noise of that layer is read at their output.
-#: Second: they may make the signal smaller. Then the same noise is a larger share of the signal, and the noise of the
-#: next layer must be compared with this larger share.
+#: First: if the output of the layer before such an operator cannot be measured, the noise of that layer is read at the
+#: operator's output. Second: the operator may make the signal smaller. Then the same noise is a larger share of the
+#: signal. The noise that the next layer adds must be counted from this larger share.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 #: onnxruntime quantises a tensor, and then makes floats of it again. The name of the tensor with these floats ends with
 #: this suffix.
@@ -40,12 +41,12 @@ _DEQUANTISED = "_DequantizeLinear_Output"
 
 @dataclass(frozen=True, slots=True)
 class NoisyLayer:
-    """A node of the graph, and the noise in its worst sample.
+    """A layer (a node of the graph), and its noise: the difference between the float and the int8 model.
 
-    `name`: the name of the node or, if it has no name, of its first output. `noise`: the power of the noise in the
-    layer's output, as a share of the signal's power. `added`: this noise minus the noise of the layer's noisiest input.
-    `has_weights`: the node reads a constant. A node without a constant, such as an Add of two layers, runs in int8 if
-    its neighbours do, even if the model says that it stays float.
+    `name`: the name of the node or, if the node has no name, of its first output. `noise`: the power of the noise in
+    the layer's output, as a share of the signal's power, in the sample where this share is highest. `added`: `noise`
+    minus the noise of the layer's noisiest input. `has_weights`: the node reads a constant. A node without a constant,
+    such as an Add of two layers, runs in int8 if its neighbours do, even if the model says that it stays float.
     """
 
     name: str
@@ -66,8 +67,8 @@ class NoisyLayer:
 def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[NoisyLayer]:
     """All measured layers. The layer that adds most noise is the first.
 
-    Writes a copy of each model. The copy has the outputs of all measured layers as further outputs. Then runs both
-    copies on a few samples, and compares these outputs.
+    Writes a copy of each model into `directory`. The copy has the outputs of all measured layers as further outputs.
+    Then runs both copies on a few samples, compares these outputs, and deletes the copies.
     """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
@@ -75,7 +76,8 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
     noise = dict.fromkeys(int8_names, 0.0)
     float_exposed = _with_outputs(model, int8_names.keys(), directory / "exposed-0.onnx")
     int8_exposed = _with_outputs(int8_model, int8_names.values(), directory / "exposed-1.onnx")
-    graph = onnx.GraphProto()  # only the nodes: the weights leave the memory before onnxruntime loads them again
+    # Keep only the nodes, so that the weights are out of memory when onnxruntime loads them again.
+    graph = onnx.GraphProto()
     graph.node.extend(model.graph.node)
     constants = {constant.name for constant in model.graph.initializer}
     del model, int8_model
@@ -93,7 +95,7 @@ def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors]
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """The name of a node. If the node has no name: the name of its first output."""
+    """The name of a node or, if the node has no name, of its first output."""
     return node.name or next((name for name in node.output if name), "")
 
 
@@ -101,9 +103,9 @@ def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> 
     """The outputs of layers that both graphs have as float tensors: name in the float graph -> name in the int8 graph.
     All these outputs together have at most _MAX_BYTES.
 
-    An output that the int8 graph quantises is compared after it has become float again, because the next layer reads it
-    in this form. A further reason: the int8 graph may lack a Relu of the float graph. There, QuantizeLinear cuts off
-    the negative values instead.
+    An output that the int8 graph quantises is compared after it has become float again, for two reasons. First: the
+    next layer reads it in this form. Second: the int8 graph may lack a Relu of the float graph. In this case
+    QuantizeLinear cuts off the negative values in place of the Relu.
     """
     # QuantizeLinear outputs integers, which cannot be compared with floats.
     in_float = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
@@ -168,10 +170,10 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float], constants: set[s
     layers = []
     for node in graph.node:
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
-        layer: onnx.NodeProto | None = node
+        layer: onnx.NodeProto | None = node  # the layer whose noise is read at the outputs of `node`
         if node.op_type in _MOVING_OPERATORS | _WITHOUT_WEIGHTS:
-            # This node is no layer itself, but it may give a measured output to the unmeasured layer before it. None:
-            # the output of the layer before this node is measured, or there is no such layer.
+            # `node` is no layer itself, but the noise of an unmeasured layer before it may be read at its output. None:
+            # there is no unmeasured layer before `node`.
             layer = next((unmeasured[name] for name in node.input if name in unmeasured), None)
         for name in node.output:
             noise_of[name] = noise.get(name, input_noise)

@@ -1,4 +1,5 @@
-"""The provider Volcengine Ark, an outside service that makes videos as tasks, and returns images immediately.
+"""The provider Volcengine Ark, an outside service. An order for a video starts a task of Ark, whose result is polled.
+The answer to an order for images already has the links to the images.
 
 https://www.volcengine.com/docs/82379/1520757 (create a task), 1521309 (query), 1521720 (delete), 1541523 (images). Ark
 honours no idempotency token, so a repeated order is a second order. A delete stops a task only while it is queued.
@@ -33,7 +34,7 @@ _IMAGE_SECONDS = 150.0
 
 
 class Ark:
-    """The client of Ark. A credential is an API key."""
+    """The client of Ark. A credential is an API key. The protocol `Provider` describes the members."""
 
     name = "ark"
     honours_token = False
@@ -124,8 +125,8 @@ def _video_request(order: Order) -> dict[str, Any]:
 
 
 def _roles(images: tuple[SourceImage, ...]) -> tuple[str, ...]:
-    """The role of each picture. If there are one or two pictures, the first begins the video, and the second ends it.
-    Three or more pictures are references.
+    """The role of each picture. Three or more pictures are references. If there are only one or two, the first is the
+    first frame of the video, and the second is the last frame.
     """
     if len(images) > 2:  # noqa: PLR2004 - the first and the last frame
         return ("reference_image",) * len(images)
@@ -150,6 +151,6 @@ def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
 
 
 def _error_in(body: Any) -> Mapping[str, Any]:
-    """The error in an answer, if it has the documented form."""
+    """The error in an answer. Empty if the answer has no error in the documented form."""
     error = body.get("error") if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}

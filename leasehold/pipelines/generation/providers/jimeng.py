@@ -43,7 +43,7 @@ _SUCCESS = 10000
 #: Jimeng's codes for too many requests.
 _BUSY = frozenset({50429, 50430})
 #: Jimeng's codes of its internal errors. If the answer to a submit has such a code, nobody knows whether Jimeng
-#: accepted the order. A poll is repeated.
+#: accepted the order. After a poll with such an answer, the platform polls again.
 _INTERNAL = frozenset({50500, 50501})
 #: A code of Jimeng for a final error -> the platform's error code.
 _FINAL = {
@@ -110,7 +110,7 @@ class Jimeng:
 
 
 def _model(order: Order) -> object:
-    """The model that a submit names. A poll must name the same model, so that Jimeng finds the task."""
+    """The model of the order. A poll must name the same model as the submit, so that Jimeng finds the task."""
     return (order.extra or {}).get("req_key", order.model or _DEFAULT_MODEL[order.kind])
 
 
@@ -135,8 +135,8 @@ def _request_body(order: Order) -> dict[str, Any]:
 
 
 def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The data of a successful answer. Raises ProviderError for any other answer. A known code in the body decides
-    which error is raised. Without a known code, the HTTP status decides.
+    """The data of a successful answer. Raises ProviderError for any other answer. If the body has a known code, this
+    code decides which error is raised. Otherwise the HTTP status decides.
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:

@@ -32,7 +32,7 @@ _CODES = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborte
 
 
 class Replicate:
-    """The client of Replicate. A model is `owner/name`, or the id of a version."""
+    """The client of Replicate. A model is `owner/name`, or the id of a version. `Provider` describes the members."""
 
     name = "replicate"
     honours_token = False

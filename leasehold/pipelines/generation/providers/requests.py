@@ -1,5 +1,5 @@
-"""Sends requests to providers (services that make images or videos). Turns the HTTP status of an answer into an error,
-by the same rules for all providers.
+"""Sends requests to providers (services that make images or videos), and reads texts, ids and links from their answers.
+Turns the HTTP status of an answer into an error, by the same rules for all providers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from leasehold.settings import Settings
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
-#: The most idle connections that a RequestSender keeps to one host, for reuse.
+#: For reuse, a RequestSender keeps at most this many idle connections to one host.
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
 #: An HTTP status -> the code of NoAccess.
 NO_ACCESS = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
-_TOO_MANY, _UNAVAILABLE = 429, 503
+_TOO_MANY, _UNAVAILABLE = 429, 503  # HTTP statuses
 #: A provider answers a cancel with one of these statuses if the order has ended, is no longer known, or cannot be
 #: cancelled.
 _CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
@@ -33,8 +33,8 @@ _CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """A readable answer. `body`: the JSON of its body; None if the body is not JSON. `after`: the header Retry-After in
-    seconds, if the answer has one.
+    """An answer that arrived completely. `body`: its body, parsed as JSON; None if the body is not JSON. `after`: the
+    header Retry-After in seconds, if the answer has this header.
     """
 
     status: int
@@ -46,17 +46,18 @@ class ProviderAnswer:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
-        """Whether this answer to a cancel means that the order is stopped. Returns False if the provider answers that
-        it cannot stop the order. For any other answer, raises the error that `refusal` makes, because the order may go
-        on and cost money.
+        """Whether the order is stopped, according to this answer to a cancel. False: the provider answers that it
+        cannot stop the order. For an answer that says neither, raises the error that `refusal` makes, because the order
+        may go on and cost money.
         """
         if self.is_success or self.status in _CANNOT_STOP:
             return self.is_success
         raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error for this answer. For an answer with a successful status, call this only if the body is not as the
-        provider documents it.
+        """The error for this answer: TryLater if the provider is busy, NoAccess for a status in NO_ACCESS, Rejected for
+        any other refusal. OutcomeUnknown if the answer does not say whether the provider has done what was asked. If
+        the status is successful, call this only if the body is not as the provider documents it.
 
         `message`, `fail_code`: the provider's own message and code, if the answer has them.
         """
@@ -72,8 +73,8 @@ class ProviderAnswer:
 
 
 class RequestSender:
-    """Sends requests over reused connections. But a request that buys something gets a new connection. A reused
-    connection may be dead, and then nobody would know whether the request has arrived.
+    """Sends requests over reused connections. But a request that buys something gets a new connection, because a reused
+    connection may be dead. Then nobody would know whether the request has arrived.
     """
 
     def __init__(self, reusing: Egress, not_reusing: Egress) -> None:
