@@ -80,9 +80,9 @@ class Require:
         return admitted_callers[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Identify the caller and check its scope. The route class and FastAPI both call `__call__`, but this method
-        runs only once for each request, because `__call__` keeps the caller. Raises Unavailable `busy` if too many
-        requests of the tenant are under way.
+        """Identify the caller and check its scope. The route class AuthenticatedFirst calls `__call__` before it reads
+        the body, and then FastAPI calls `__call__` again. But this method runs only once for each request, because
+        `__call__` keeps the caller. Raises Unavailable `busy` if too many requests of the tenant are under way.
         """
         try:
             caller = await self.identify(request, credentials)

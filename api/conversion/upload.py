@@ -125,8 +125,8 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
 
 
 class _Form:
-    """Handles the parts as they arrive. After the first error it ignores all further parts, and `finish` raises this
-    error.
+    """Handles the parts as they arrive. A part with a file name is a file; any other part is a field. After the first
+    error the form ignores all further parts, and `finish` raises this error.
     """
 
     def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
@@ -190,7 +190,8 @@ class _Form:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
         elif self._part.name in _IMAGE_FIELDS and (self._part.file_name or self._buffer):
-            # If the person chose no file, a browser sends a part without a file name and without a byte.
+            # (A part with an empty file name and without a byte is no image. A browser sends it if the person chose no
+            # file.)
             await self._store_image()
 
     async def _store_image(self) -> None:
@@ -218,8 +219,9 @@ class _Form:
         if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
-        # Absent tags and an absent callback URL add nothing to the fingerprint. The fingerprint is then the same as in
-        # releases that did not have these fields. So a request that is repeated after an upgrade gets its first answer.
+        # If the form has no tags or no callback URL, they add nothing to the fingerprint. So the fingerprint is the
+        # same as in releases without these fields, and a request that is repeated after an upgrade gets its first
+        # answer.
         fingerprinted_texts = [
             params.model_dump_json(),
             user_id,

@@ -108,7 +108,9 @@ def dead_letter_filter(
 
 
 def _json_of(services: Services, row: Row) -> dict[str, Any]:
-    """A dead letter, or a group of dead letters. `run_id` repeats the job's id for clients of earlier releases."""
+    """The JSON of `row`, which is a dead letter, or a group of dead letters (a group has no `job_id`). `run_id` repeats
+    the job's id for clients of earlier releases.
+    """
     item = {name: value for name, value in row.items() if name not in ("pipeline", "is_run")}
     item["kind"] = services.job_kinds.of(row["pipeline"], is_run=row["is_run"]).name
     return item | ({"run_id": row["job_id"]} if "job_id" in item else {})
@@ -257,8 +259,8 @@ class _NotFailedAnyMore(Exception):
 
 
 async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
-    """Retry one job of a request, and after the commit add its effects to `replays`. `revive` does the retry: it makes
-    the failed job pending again. If the job is no longer failed, or was deleted, this function writes nothing.
+    """Retry one job of a request: make the failed job pending again (`revive`). After the commit, add the effects of
+    the retry to `replays`. If the job is no longer failed, or was deleted, this function writes nothing.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.
@@ -314,6 +316,6 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, body: Retr
 
 def _may_replay(access: JobAccess, caller: Caller) -> bool:
     scopes = access.kind.scopes
-    if scopes is None or scopes.write not in caller.scopes:
+    if scopes is None or scopes.write not in caller.scopes:  # None: no key sees the jobs of this kind
         return False
     return JOBS_OPERATE in caller.scopes or access.kind.name == RUN  # for a run, its write scope is enough

@@ -77,8 +77,8 @@ async def create_template(
     request: Request, body: Template, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    # A repeated request gets the stored answer, so its template is not checked again. The check is slow, so it comes
-    # before the transaction.
+    # The check is slow, so it comes before the transaction. A repeated request needs no check, because it gets the
+    # stored answer.
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
         await services.templates.check(caller.tenant_id, body)

@@ -140,5 +140,5 @@ def result_of(run: Run) -> dict[str, Any]:
 
 
 def next_cursor_of(run: Run) -> str | None:
-    """The cursor of the next steps; None: the answer has the last steps."""
+    """The cursor of the next page of the run's steps; None: the answer has the last page."""
     return None if run.progress is None else run.progress.next_cursor

@@ -1,8 +1,8 @@
 """Puts a failpoint after each commit of a process: `commit.NAME`. Tests of crashes stop or kill the process there.
 
 In a request to the API, NAME is the operation (`commit.createRun`), so a new endpoint gets a failpoint without further
-code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). Connections have the class CommitPoints
-only while a failpoint of this kind is armed.
+code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). A new connection has the class
+CommitPoints only if a failpoint of this kind is armed.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ async def _choose(
         except _HOST_ERRORS as host_error:
             error = host_error
             continue
+        # Whether the host does what the caller needs: only read for a replica, otherwise take writes.
         does_its_task = not takes_writes if replica else takes_writes
         if does_its_task:
             _last_chosen[url, replica] = (host, port)

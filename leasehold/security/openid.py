@@ -159,7 +159,7 @@ class OpenId:
         """The claims of the ID token. Each sign-in reads the provider's keys again, because the provider may have
         withdrawn a key.
         """
-        # Only an installation with a provider loads joserfc, because that takes a tenth of a second.
+        # `id_tokens` loads joserfc, which takes a tenth of a second. So only an installation with a provider loads it.
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
         answer = await self._request("GET", self._endpoint(configuration, "jwks_uri"), {"Accept": "application/json"})

@@ -69,9 +69,9 @@ class Patience:
 
 
 class Progress:
-    """Records the applied revisions. Alembic calls the object after each revision. `applied`: the number of revisions.
-    `before`: the schema's revision before the first applied revision; None: the schema was empty. `after`: the newest
-    applied revision.
+    """Records the revisions that the migration applies. Alembic calls the object after each revision. `applied`: how
+    many revisions the migration has applied so far. `before`: the schema's revision before the first of them; None: the
+    schema was empty. `after`: the latest of them.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""`admit` admits jobs that wait at concurrency limits, as many as the limits have room for.
+"""Admits jobs that wait at concurrency limits, as many as the limits have room for. `admit` is for limits at which jobs
+have ended. `admit_each` is for many limits of which one may be broken.
 
 The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted. A job is `held` while
 it waits for one of its limits.
@@ -107,6 +108,7 @@ GROUP BY w.job_id, w.priority, w.ready_at, w.turn, j.tenant_id ORDER BY w.turn, 
 """
 
 
+# `not_in(JOBS, ...)`: the job is not in quarantine.
 _WAITING = _waiting_sql("gates_waiting", not_in(JOBS, "g.job_id"))
 
 # Like `_WAITING`, but the statement passes over the jobs that also wait at one of the limits $6 and $7.
@@ -216,9 +218,9 @@ async def admit(
     *,
     skip_locked: bool = False,
 ) -> list[Announcement]:
-    """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant are admitted by priority, then by their start time. A job that another of its limits holds back does not
-    delay the jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
+    """Admit as many held jobs of these limits as there is room for. Tenants take turns. The jobs of one tenant are
+    admitted by priority, then by their start time. A job that another of its limits holds back does not delay the jobs
+    after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     PostgreSQL reads all admitted jobs of the limits to find those that have ended.
@@ -241,8 +243,8 @@ async def admit(
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
         # `batch.chosen.has_more`: more jobs may wait behind this batch. `has_more`: a further batch would find them.
-        # After a batch of _MAX_BATCH jobs of which none was chosen, it would not: it would read the same jobs again.
-        # Then only a search finds the jobs behind the batch.
+        # If none of _MAX_BATCH jobs was chosen, a further batch would read the same jobs again. Then only a search
+        # finds the jobs behind the batch.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
         if batch.chosen.has_more and not has_more and search is not None and search.due:
             hints += await _admit_behind(connection, batch.chosen, search, skip_locked=skip_locked)
@@ -340,8 +342,8 @@ async def _choose(
     has_all: bool,
     skip_locked: bool,
 ) -> _Chosen:
-    """Lock all limits of these waiting jobs. Then choose, in the order of the jobs, each job whose limits all still
-    have room. `has_all`: these are all jobs that wait.
+    """Lock all limits of these waiting jobs (`rooms_of` does this, and returns the room of each limit). Then choose, in
+    the order of the jobs, each job whose limits all still have room. `has_all`: these are all jobs that wait.
     """
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended, skip_locked=skip_locked)

@@ -1,5 +1,6 @@
-"""Optimises a model for the open toolchain (onnxruntime, without the vendor's tools): checks the model, converts its
-opset, simplifies it, and compares its answers with those of the original.
+"""Optimises a model for the open toolchain (onnxruntime, without the vendor's tools). Checks the model, converts its
+opset (the version of the ONNX standard that it uses), simplifies it, and compares its answers (the values of its
+outputs) with those of the original.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
 def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
     """Check the model. Returns the model with a fixed batch size, with inferred shapes, and in an opset that
-    onnxruntime promises to run. Also returns one sentence for each change.
+    onnxruntime promises to run. Also returns one sentence for each change. Raises Permanent if the model is refused.
     """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
@@ -125,7 +126,9 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
 def difference_report(
     before: dict[str, Any], after: dict[str, Any], changes: list[str], difference: float
 ) -> dict[str, Any]:
-    """The report of the step: the facts of both models, the changes, and the largest difference of their answers."""
+    """The report of the step. `before`, `after`: the facts of the original and of the optimised model. Its `operators`
+    are a count by the operator's name.
+    """
     operators = sorted({*before["operators"], *after["operators"]})
     changed_operators = {
         name: after["operators"].get(name, 0) - before["operators"].get(name, 0)

@@ -1,4 +1,7 @@
-"""Quantises a model to int8 for the open toolchain: static, QDQ, per channel, calibrated by minimum and maximum."""
+"""Quantises a model to int8 for the open toolchain. Samples are run before, and each tensor's range is the minimum and
+maximum of its values (static). Weights have one scale for each channel. In the int8 model, QuantizeLinear and
+DequantizeLinear stand around the float operators (QDQ).
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def quantise_static(
     model = _copy_with_names(source, private_copy)
     options["TensorQuantOverrides"] = {name: [_ONE_SCALE] for name in _of_one_scale(model)}
     excluded = [*float_layers, *_clips_without_zero(model)]
-    del model
+    del model  # frees its memory, because onnxruntime reads the model from the file
     root = logging.getLogger()
     level = root.level
     # Otherwise onnxruntime would log the advice to optimise the model. But the step `onnx` has already optimised it.

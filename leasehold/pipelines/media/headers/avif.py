@@ -1,10 +1,10 @@
 """Reads the header of an AVIF file: the size of its largest item or track, and the number of frames. An item is a still
 image. A track is an animation; the format calls its frames samples.
 
-The items and tracks of a file declare sizes. But a decoder allocates memory by the sizes in their AV1 streams. So this
-module refuses a file if a stream has a larger frame than its item or track declares. Exception: an item with several
-layers may declare the size of a small layer. Then the larger of its declared and its coded width counts as its width,
-and likewise for its height.
+The items and tracks of a file declare sizes. But a decoder allocates memory by the coded sizes, which are in the AV1
+streams of the items and tracks. So this module refuses a file if a coded frame is larger than its item or track
+declares. Exception: an item with several layers may declare the size of a small layer. Then the larger of its declared
+and its coded width counts as its width, and likewise for its height.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class _Streams:
         self._by_pieces: dict[_Pieces, av1.Size] = {}
 
     def read_item(self, item: Item) -> av1.Size:
-        """The largest width and height in an item. Encoders store equal tiles only once, so this class reads such bytes
-        only once.
+        """The largest coded width and height in an item. Encoders store equal tiles only once, so several items may
+        have the same pieces. This class reads such pieces only once.
         """
         pieces = tuple(item.pieces)
         if pieces not in self._by_pieces:

@@ -1,5 +1,6 @@
 """Reads the tracks of an AVIF sequence: their declared sizes, and the positions of their samples (frames). AVIF is made
-of nested boxes (ISO 14496-12). A `Box` is (kind, start of its content, end).
+of nested boxes (ISO 14496-12). A `Box` is (kind, start of its content, end). A chunk is a piece of the file that has
+several samples of a track, without gaps between them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
 
 
 def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample in the file. In a chunk, the samples follow each other without gaps."""
+    """Start and end of each sample in the file. `table`: the `stbl` box. `samples_left`, `bytes_left`: as for
+    `_read_track`.
+    """
     offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
