@@ -22,6 +22,7 @@ from leasehold.domain.audit import Actor
 from leasehold.domain.errors import DeclarationError, Forbidden, Unauthenticated
 from leasehold.security.credentials import parse_key
 
+# The scopes of keys. The first eleven are for one kind of work each.
 MEDIA_WRITE = "media:write"
 MEDIA_READ = "media:read"
 RUNS_WRITE = "runs:write"
@@ -74,6 +75,7 @@ class Require:
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
     ) -> Caller:
+        # For this request: each Require that has admitted the caller -> the caller that it returned.
         admitted_callers: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
         if self not in admitted_callers:
             admitted_callers[self] = await self.admit(request, credentials)
@@ -121,7 +123,7 @@ class Require:
 
 
 def tenant_of(caller: Caller) -> str | None:
-    """The tenant whose objects the caller may use. None: an operator may use the objects of all tenants."""
+    """The tenant whose objects the caller may use; None for an operator, who may use the objects of all tenants."""
     return None if OPERATE in caller.scopes else caller.tenant_id
 
 

@@ -45,6 +45,7 @@ _MAX_USER_CHARACTERS = 128
 _IMAGE_FIELDS = ("ref_images", "ref_images[]")
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp"})
 _TAR_BLOCK = tarfile.BLOCKSIZE  # a tar archive pads each file to a multiple of this
+#: The fields of the form that ConversionParams has under the same names.
 _PARAMETER_FIELDS = (
     "model_id",
     "version",
@@ -55,6 +56,7 @@ _PARAMETER_FIELDS = (
     "enable_sim_hw",
     "accuracy_guard",
 )
+#: The schema of a field that is true or false.
 _FLAG = {"type": "boolean", "default": False}
 #: The schema of `user_id` and `tenant_id`: the client's own names for its users and tenants.
 _USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MAX_USER_CHARACTERS}}}$"}

@@ -174,8 +174,8 @@ async def replay_many(
         return Answer(HTTPStatus.ACCEPTED, encoded(answer | ({"left": replays.left} if replays.left else {})))
 
     request_hash = fingerprint_of(b"POST /v1/dead-letters/replay", body.model_dump_json().encode())
-    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once. `turn` waits until this one may
-    # run.
+    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once. `turn` waits until this request
+    # may write.
     async with services.bulk.turn(caller.tenant_id):
         answer = await once_over_transactions(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in replays.replayed:
@@ -223,8 +223,9 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
-    A job that PostgreSQL does not write in time is refused. If there was such a job, and no job was replayed, raises
-    Unavailable. After BULK_SECONDS, this function tries no further job, and the jobs that it has not tried are left.
+    A job that PostgreSQL does not write in time is among the refused jobs. If there was such a job, and no job was
+    replayed, raises Unavailable. After BULK_SECONDS, this function tries no further job, and the jobs that it has not
+    tried are left.
     """
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
@@ -272,8 +273,8 @@ async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Re
         access = access_of(services, caller, row)
         check_retry(services, access)
         template_version = await template_of(services.actions, connection, access.target)
-        # The argument `queues` is empty, because the queue of the step at which the retry begins is not known yet.
-        # `add_queues_of` adds this queue after the retry.
+        # The argument `{}` (the queues) is empty, because the queue of the step at which the retry begins is not known
+        # yet. `add_queues_of` adds this queue after the retry.
         with suppress(_NotFailedAnyMore):
             async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}) as charge:
                 effects = await revive(

@@ -95,8 +95,8 @@ async def create_runs(
     raw_body = await request.body() if idempotency_key else b""
     request_hash = fingerprint(b"POST /v1/runs/batch", raw_body)
     async with services.bulk.turn(caller.tenant_id):  # waits until the tenant may make another bulk write
-        # `once` runs `work` in a transaction, unless the idempotency key has an answer already. `retry_duplicates` does
-        # this again if another request has just started a run with one of the dedupe keys.
+        # `once` runs `work` in a transaction, unless the idempotency key has an answer already. If another request has
+        # just started a run with one of the dedupe keys, `retry_duplicates` calls `once` again.
         answer = await retry_duplicates(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
@@ -135,7 +135,8 @@ async def _split_by_existing(
     # request with this key.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
-    # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.
+    # Sorted by key, so that two batches with the same keys write them in the same order. Otherwise each batch could
+    # wait for a key that the other batch has written (a deadlock).
     return existing_ids, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 

@@ -51,6 +51,7 @@ WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
 ]
 FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+# The problems that most endpoints about one task may answer.
 _RESPONSES = problems(
     {HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended"}
 )
@@ -155,8 +156,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
         _task_answer(claimed, terms.ttl) | _inputs_of(needed_steps[claimed.lease.task_id], urls)
         for claimed in claimed_tasks
     ]
-    # If the worker has died since its request, release the tasks. Otherwise nobody would work on them until their
-    # leases expire, and then the loss of this worker would count against each task.
+    # If the client has disconnected, the worker has probably died. Then release the tasks. Otherwise nobody would work
+    # on them until their leases expire, and then the loss of this worker would count against each task.
     if tasks and await request.is_disconnected():
         async with services.pool.acquire() as connection:
             await settlements.release(connection, [claimed.lease for claimed in claimed_tasks])

@@ -23,7 +23,7 @@ from leasehold.domain.storable import encode_storable
 
 #: The name of the output in which a step stores a large result.
 OUTPUT = "result.json"
-CONTENT_TYPE = "application/json"
+CONTENT_TYPE = "application/json"  # of this output
 
 
 class Results:

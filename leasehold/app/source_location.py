@@ -50,8 +50,8 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` puts the file and line of the user's code before the text of each DeclarationError. It is
-    the line of the innermost frame outside of the platform's package.
+    """`with PlaceOfCaller():` puts the file and line of the user's code before the text of each DeclarationError. The
+    line is that of the innermost frame outside of the platform's package.
     """
 
     def __enter__(self) -> None: ...

@@ -37,6 +37,7 @@ def connection_class() -> type[WatchedConnection]:
 class CommitPoints(WatchedConnection):
     """A connection with a failpoint after each commit."""
 
+    # WatchedConnection sends every statement by this method.
     async def _carry_out(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
         was_in_transaction = self.is_in_transaction()
         answer = await super()._carry_out(query, statement)

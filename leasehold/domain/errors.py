@@ -61,9 +61,7 @@ from leasehold.domain.sentences import full_stop, with_article
 
 
 class LeaseholdError(Exception):
-    """The root of the tree: to catch it is to catch every error of the tree. (Cancelled is outside, because it is no
-    Exception.)
-    """
+    """The root of the tree. (Cancelled is outside of the tree, because it is no Exception.)"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make `pickle` restore an error without a call of `__init__`. By default `pickle` passes `args` to `__init__`,

@@ -27,11 +27,11 @@ from leasehold.settings import Membership, Settings
 
 log = structlog.get_logger(__name__)
 
-_TIMEOUT_SECONDS = 10.0
-_MAX_BYTES = 256 * 1024
+_TIMEOUT_SECONDS = 10.0  # for a request to the provider
+_MAX_BYTES = 256 * 1024  # of an answer
 #: Seconds for which the provider's configuration is used before it is read again.
 _CONFIGURATION_SECONDS = 300.0
-_MAX_TEXT_CHARACTERS = 200
+_MAX_TEXT_CHARACTERS = 200  # of a login or a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,7 @@ class OpenId:
             raise _sign_in_refused("its userinfo is of somebody else")
         return claims
 
+    # The provider's configuration (OpenID Connect Discovery), which is at most _CONFIGURATION_SECONDS old.
     async def _read_configuration(self) -> dict[str, Any]:
         if monotonic() >= self._configuration_ends:
             url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -205,6 +206,7 @@ class OpenId:
             raise _provider_unavailable(f"its configuration has no usable {name}")
         return url
 
+    # Send a request to the provider. Raises BadGateway `openid_unavailable` if no answer comes.
     async def _request(self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"") -> Answer:
         try:
             return await self._egress.request(

@@ -57,7 +57,9 @@ class Replay:
         return self._left
 
     def take(self, call: Journaled[Any]) -> Entry | None:
-        """The entry at the call's place. None: the call is new. Raises Retryable `workflow_changed`."""
+        """Remove and return the entry at the call's place. Returns None if the call is new. Raises Retryable
+        `workflow_changed`.
+        """
         entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None

@@ -82,6 +82,7 @@ class ClaimBatcher:
             await asyncio.sleep(_UNCONFIRMED_SECONDS)
         return False
 
+    # Claim the tasks of one batch. Returns one answer for each request, in the order of the requests.
     async def _claim(
         self,
         connection: Connection,

@@ -230,6 +230,7 @@ class Children:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
+    # Wait until the killed child has ended. Then free its slot, and reap the child.
     async def _stop_child(self, child: ChildProcess) -> None:
         try:
             await child.ended()

@@ -77,8 +77,8 @@ class Run(_Frame):
 
 
 class Ready(_Frame):
-    """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as text
-    for people. `threads`: how many threads the zygote has; a fork copies only one thread.
+    """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as in
+    Fences.isolation. `threads`: how many threads the zygote has; a fork copies only one thread.
     """
 
     kind: Literal["ready"] = "ready"
@@ -194,6 +194,7 @@ def receive(fd: int) -> bytes | None:
     return None if header is None else _read_exactly(fd, length(header))
 
 
+# The next `size` bytes; None: the other side has closed the connection before it sent them.
 def _read_exactly(fd: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:

@@ -108,6 +108,7 @@ class _Probe:
         if self._request is not None:
             await cancel_and_wait(self._request)
 
+    # The first request opens the channel. A later request sets the channel's prefetch count to the same number.
     async def _send(self) -> None:
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._connection.channel(publisher_confirms=False)

@@ -1,4 +1,5 @@
-"""Computes which table locks each statement of a revision (a migration) takes, and which tables it scans or rewrites.
+"""Computes the effect of each statement of a revision (a migration): which table locks it takes, which tables it scans
+or rewrites, and why older code may fail after it.
 
 plan.py shows the locks and tables before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py
 runs every statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If
@@ -161,8 +162,8 @@ def _locks_of_references(text: str) -> list[Lock]:
 
 
 def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
-    """The locks on the tables to which the dropped foreign keys of `table` refer. PostgreSQL takes them, because it
-    also drops triggers of these tables. `name`: the dropped constraint or column; None: the table itself is dropped.
+    """The locks on the tables to which the dropped foreign keys of `table` refer. PostgreSQL locks these tables,
+    because it also drops triggers of them. `name`: the dropped constraint or column; None: `table` itself is dropped.
     """
     return [
         Lock(key.other, _ACCESS_EXCLUSIVE)

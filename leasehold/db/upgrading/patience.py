@@ -38,6 +38,7 @@ SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name,
 FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1)) ORDER BY xact_start LIMIT 3
 """
 
+#: A function that opens a new session with the database.
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 

@@ -70,6 +70,7 @@ async def create(connection: Connection, new: NewConversion) -> Submitted:
     return submitted
 
 
+# The job of the user's unfinished conversion; None: that conversion has ended meanwhile.
 async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | None:
     job_id: UUID | None = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
@@ -80,6 +81,7 @@ async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | 
     return job_id
 
 
+# The conversions `c` with their jobs `j`, steps and outputs. A condition follows.
 _CONVERSION = """
 -- conversion
 SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,

@@ -1,5 +1,5 @@
-"""Admits jobs that wait at concurrency limits, as many as the limits have room for. `admit` is for limits at which jobs
-have ended. `admit_each` is for many limits of which one may be broken.
+"""Admits jobs that wait at concurrency limits, as many as the limits have room for. `admit` does this at given limits.
+`admit_each` is for the sweeper: it calls `admit`, and quarantines the limits at which `admit` fails.
 
 The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted. A job is `held` while
 it waits for one of its limits.
@@ -119,12 +119,12 @@ _WAITING_BEHIND = _waiting_sql(
               SELECT * FROM unnest($6::text[], $7::text[])))""",
 )
 
-# Returns those of the jobs $1 that still wait, with the limits at which they wait now. `_WAITING` has read these jobs
-# before the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may
-# have made a job wait at other limits, or start later. A job that has ended is left out, although it may still have its
-# rows in gate_job. `unindexed` makes PostgreSQL find the jobs by their ids, and not by a partial index with the
-# condition. A scan of such an index for each job is slow, because until the next vacuum the index has many entries of
-# jobs that have ended.
+# Returns which of the jobs $1 still wait, and the limits at which each waits now. `_WAITING` has read these jobs before
+# the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may have made
+# a job wait at other limits, or start later. A job that has ended is left out, although it may still have its rows in
+# gate_job. `unindexed` makes PostgreSQL find the jobs by their ids, and not by a partial index with the condition. A
+# scan of such an index for each job is slow, because until the next vacuum the index has many entries of jobs that have
+# ended.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -135,9 +135,9 @@ GROUP BY g.job_id
 """
 
 #: SQL: the task `t` of a held job may run once the limits admit the job. `waiting_on` counts the steps for which a task
-#: waits. A first step waits for no other step: it needs none, or all that it needs have succeeded. But while its job is
-#: held, its `waiting_on` is 1. This 1 represents all limits of the job. The steps that a workflow started (`contained`)
-#: do not count, because the workflow's own step can run while they have not succeeded.
+#: waits. A first step waits for no other step: it needs none, or all that it needs have succeeded. But while the job is
+#: held, `waiting_on` of a first step is 1. This 1 represents all limits of the job. The steps that a workflow started
+#: (`contained`) do not count, because the workflow's own step can run while they have not succeeded.
 FIRST_STEP_OF_HELD_JOB = """t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded' AND NOT p.contained)"""
@@ -200,8 +200,9 @@ def new_search() -> Pauses:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs whose limits all have room. `has_more`: another batch may find further jobs. `with_room`: the limits
-    that have room for further jobs. `full`: the limits that hold other jobs of the batch back.
+    """What a batch has chosen. `job_ids`: the jobs whose limits all have room. `has_more`: another batch may find
+    further jobs. `with_room`: the limits that have room for further jobs. `full`: the limits that hold other jobs of
+    the batch back.
     """
 
     job_ids: Sequence[UUID] = ()

@@ -1,5 +1,5 @@
-"""The guard of every settlement: the SQL that each statement begins with, its parameters, and the verdicts it returns.
-A settlement is a statement that writes how an attempt ended, and ends its lease.
+"""What all settlements have in common: the SQL that they begin with (the guard), its parameters, and their verdicts. A
+settlement is a statement that writes how an attempt ended, and ends its lease.
 
 The guard is this project's main rule: a settlement changes only a running task whose owner and epoch are those of the
 lease.
@@ -16,7 +16,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-_Settlement = TypeVar("_Settlement")
+_Settlement = TypeVar("_Settlement")  # how one attempt ended, with its lease, such as a Completion or a Failure
 
 #: The CTEs `lease_batch` (the leases) and `jobs` (the jobs of these leases, locked). The parameters $1 (owners), $2
 #: (task ids) and $3 (epochs) are the lists that `lease_columns` returns.
@@ -69,8 +69,8 @@ def _held(job_condition: str) -> str:
 #: `jobs`: the jobs of the leases, locked;
 #: `held`: the tasks that pass the guard, locked. Its columns: id and nth of the lease; job_status, steps_left, leased,
 #: external, tenant_id, trace, event_seq, pipeline and created_at of the job.
-#: Here `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by
-#: `acknowledge_cancel`, and are not retried.
+#: `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by `acknowledge_cancel`, and
+#: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
 #: The same CTEs. If a job is being cancelled, `held` has only the job's workflow, and only if the workflow has made a
 #: call (`journaled`). Such a workflow may release its lease and go on later. The next attempt then sees the cancel. The

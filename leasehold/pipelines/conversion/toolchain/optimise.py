@@ -17,11 +17,12 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import fix_inputs, infer_shapes
 
-_TRIALS = 3  # the number of random inputs for which the answers of both models are compared
+#: The answers of the original and of the optimised model are compared for this many random inputs.
+_TRIALS = 3
 #: The largest difference between the answers of both models that is accepted, as a share of the output's largest value.
 #: Sums differ a little, because the optimised model adds in another order.
 _TOLERANCE = 1e-3
-#: The newest file format that onnxruntime's releases of the last two years can read.
+#: The newest version of ONNX's file format that onnxruntime's releases of the last two years can read.
 _IR_VERSION = 10
 _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
@@ -126,8 +127,8 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
 def difference_report(
     before: dict[str, Any], after: dict[str, Any], changes: list[str], difference: float
 ) -> dict[str, Any]:
-    """The report of the step. `before`, `after`: the facts of the original and of the optimised model. Its `operators`
-    are a count by the operator's name.
+    """The report of the step. `before`, `after`: the facts of the original and of the optimised model. `operators`
+    among these facts says how often each operator occurs.
     """
     operators = sorted({*before["operators"], *after["operators"]})
     changed_operators = {

@@ -1,6 +1,6 @@
-"""Quantises a model to int8 for the open toolchain. Samples are run before, and each tensor's range is the minimum and
-maximum of its values (static). Weights have one scale for each channel. In the int8 model, QuantizeLinear and
-DequantizeLinear stand around the float operators (QDQ).
+"""Quantises a model to int8 for the open toolchain. The quantisation is static: onnxruntime first runs samples, and the
+range of a tensor is the minimum and the maximum of its values. Weights have one scale for each channel. The int8 model
+has the form QDQ: the nodes QuantizeLinear and DequantizeLinear stand around the operators of the original.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def _protect(path: Path, float_layers: Sequence[str]) -> None:
     """Change the int8 model, so that onnxruntime leaves these layers float when it loads the model.
 
     When onnxruntime loads a model, its optimiser WeightBiasQuantization quantises the weights of a layer that stands
-    between DequantizeLinear and QuantizeLinear. The user of a package would have to switch this optimiser off. But the
-    optimiser leaves the layer alone if another node stands between DequantizeLinear and the layer. So this function
-    inserts `Max` with the lowest float. This node changes no value, and no optimiser removes it.
+    between DequantizeLinear and QuantizeLinear. Without this function, the user of a package would have to switch the
+    optimiser off. The optimiser leaves the layer alone if another node stands between DequantizeLinear and the layer.
+    So this function inserts `Max` with the lowest float. This node changes no value, and no optimiser removes it.
     """
     model = onnx.load_model(path)
     nodes: list[onnx.NodeProto] = []
@@ -137,8 +137,8 @@ def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
 
 def _of_one_scale(model: onnx.ModelProto) -> list[str]:
     """The names of the weights that need one scale, because onnxruntime cannot quantise them with a scale for each
-    channel, or cannot run the result. These are weights with more than two dimensions of a MatMul, and the weights of a
-    ConvTranspose with several groups.
+    channel, or cannot run the result. These are the weights of a MatMul if they have more than two dimensions, and the
+    weights of a ConvTranspose with several groups.
     """
     dimensions = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     names: list[str] = []

@@ -43,7 +43,9 @@ def read(data: bytes) -> Header:
 
 
 def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
-    """Check the file's items. Returns the sizes of the stills and grids."""
+    """Check the file's items. Returns the sizes of the stills, and of the grids (items that are put together from
+    stills).
+    """
     heif_checks.check_bytes_to_copy(items)
     # Items without bytes are left out, because a decoder skips them, too.
     stills = {
@@ -60,6 +62,7 @@ def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
     return [*stills.values(), *grids.values()]
 
 
+# The size of a still. Raises Permanent `corrupt_image` if a coded frame is too large for it.
 def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
     declared, coded = heif_checks.declared_size(item, data), streams.read_item(item)
     if any(item.property(kind) is not None for kind in _LAYERS):
@@ -94,6 +97,7 @@ class _Streams:
     def read_track(self, samples: list[tuple[int, int]]) -> av1.Size:
         return self._read(self._data[start:end] for start, end in samples)
 
+    # The largest coded width and height in one AV1 stream, whose bytes are `samples`.
     def _read(self, samples: Iterator[bytes]) -> av1.Size:
         stream = av1.Stream(av1.MAX_UNITS - self._units)
         for sample in samples:

@@ -51,8 +51,8 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     """The track in the box `trak`. Returns None if a decoder skips the track, because it is no picture or has an
     unknown codec.
 
-    `samples_left`, `bytes_left`: how many samples and bytes this track may still have. All tracks share two limits
-    (MAX_SAMPLES, and the bytes of the file), and these are what the earlier tracks have left of them.
+    `samples_left`, `bytes_left`: how many samples and bytes this track may have. All tracks together may have
+    MAX_SAMPLES samples, and as many bytes as the file. The two numbers are what the earlier tracks have left.
     """
     table = _sample_table(data, box)
     if table is None:
@@ -60,7 +60,7 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     entries = [
         entry
         for kind, start, end in _children_of(data, table, b"stsd")
-        # 4 bytes: the number of entries
+        # Skip the number of entries, which has 4 bytes. An entry `av01` describes samples of AV1.
         for entry in _children_of(data, (kind, start + _FULL_HEADER + 4, end), b"av01")
     ]
     if not entries:
