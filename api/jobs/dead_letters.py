@@ -3,7 +3,7 @@ and replays them (retries their jobs).
 
 To list or group dead letters, a key needs `jobs:read`, and the scope to read the kind. To replay them, it needs
 `jobs:operate`, and the scope to write the kind. For runs, `runs:read` or `runs:write` alone is enough, because earlier
-releases had dead letters only of runs.
+releases, which had dead letters only of runs, asked for no other scope.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def group_dead_letters(
 async def largest_groups(
     services: Services, caller: Caller, kind: str | None, limit: int, of_last: int = job_reads.MAX_GROUPED
 ) -> list[dict[str, Any]]:
-    """The largest groups among the caller's latest `of_last` dead letters."""
+    """The largest groups among the latest `of_last` dead letters that the caller may read."""
     letter_filter = dead_letter_filter(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, letter_filter, limit, of_last)
@@ -224,8 +224,8 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
     A job that PostgreSQL does not write in time is among the refused jobs. If there was such a job, and no job was
-    replayed, raises Unavailable. After BULK_SECONDS, this function tries no further job, and the jobs that it has not
-    tried are left.
+    replayed, raises Unavailable. After BULK_SECONDS, this function tries no further job (but always the first), and the
+    jobs that it has not tried are left.
     """
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS

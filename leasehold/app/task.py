@@ -77,7 +77,8 @@ class Task(Generic[P, R]):
         #: The form of the task in which a workflow can start it.
         self.runnable = StartableTask(self.pipeline, self.arguments, self.results, is_workflow=is_workflow)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        self._option_names = OPTIONS - set(self.arguments.names)
+        self._option_names = OPTIONS - set(self.arguments.names)  # a parameter hides an option of its name
+        #: The handlers, one of which becomes the handler of the pipeline.
         self.handling = Handling(self.name, function, self.arguments, self.results, terms)
         self.pipeline.handlers[STEP] = self._handler()
 

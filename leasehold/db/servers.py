@@ -121,7 +121,7 @@ async def _choose(
     url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], watch: FailoverWatch | None
 ) -> WatchedConnection:
     """Do the work of `open_connection` for several hosts, without the limit `timeout`. Record in `answers` what the
-    hosts answered. `watch`: None for a replica.
+    hosts answered. `watch`: None for a connection to a replica.
     """
     error: BaseException | None = None
     replica = watch is None

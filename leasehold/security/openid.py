@@ -119,6 +119,7 @@ class OpenId:
         claims = await self._read_claims(configuration, flow, tokens.get("id_token"))
         groups_claim = self._settings.console_oidc_claim
         if groups_claim not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
+            # If both have a claim, that of the ID token counts.
             claims = await self._read_userinfo(configuration, tokens, str(claims["sub"])) | claims
         return _identity_of(self.issuer, claims, groups_claim)
 

@@ -231,6 +231,7 @@ class _Port:
 
     # A place is the branch (the concurrent part of the workflow) that made a call, and the call's number in the branch.
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+        # First a small read (at most SHORT rows), together with the reads of other workflows. It cuts a longer journal.
         if places is None or len(places) <= reading.SHORT:
             journal = await self._workflows.journals.read(Reading(self._lease, places))
             if journal is None:

@@ -55,6 +55,7 @@ async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) 
     probe = _Probe(connection)
     try:
         while True:
+            # Sleep until the silence may have lasted for half of the seconds, but at least for a tenth of this half.
             half_seconds = patience.seconds / 2
             await asyncio.sleep(max(half_seconds - wire.silence, half_seconds / 10))
             # During an alarm, wait for its end before probing. A node with an alarm reads nothing from a publisher that

@@ -161,6 +161,7 @@ def _clips_without_zero(model: onnx.ModelProto) -> list[str]:
     for node in model.graph.node:
         if node.op_type != "Clip":
             continue
+        # A bound is None if the Clip has no such bound, or if the bound is no constant.
         bounds = [numpy_helper.to_array(constants[name]) if name in constants else None for name in node.input[1:]]
         lowest, highest = [*bounds, None, None][:2]
         if (lowest is not None and np.all(lowest > 0)) or (highest is not None and np.all(highest < 0)):

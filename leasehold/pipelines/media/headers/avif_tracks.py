@@ -101,7 +101,7 @@ def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -
             raise corrupt_image("a track has too many samples, or a chunk without one")
         position = offset
         for _ in range(count):
-            size = next(sizes, 0)
+            size = next(sizes, 0)  # 0: there are fewer sizes than samples
             if not 0 < size <= len(data) - position:
                 raise corrupt_image("a sample has no bytes, or more bytes than the file")
             bytes_left -= size

@@ -61,7 +61,7 @@ def read_items(data: bytes, outer_boxes: list[Box], *, may_share_bytes: bool = F
     """
     meta = _meta_boxes(data, outer_boxes)
     items = _list_items(data, meta[b"iinf"])
-    data_box = meta.get(b"idat", (b"", 0, 0))
+    data_box = meta.get(b"idat", (b"", 0, 0))  # a file without this box: an empty box
     for number, pieces in _read_locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
         _item_of(items, number).pieces += pieces
     _check_bytes(data, items, may_share_bytes=may_share_bytes)
@@ -213,7 +213,7 @@ def _read_properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
             ]
             if max(indices, default=0) > len(properties):
                 raise corrupt_image("an item names a property that the file does not have")
-            yield number, [properties[index - 1] for index in indices if index]
+            yield number, [properties[index - 1] for index in indices if index]  # index 0: no property
 
 
 def _read_references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]:
