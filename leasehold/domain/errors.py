@@ -15,7 +15,7 @@ LeaseholdError
 │   ├── Invalid                 422  well-formed, but not acceptable
 │   │   └── InvalidArguments    422  the arguments of a task do not fit its parameters
 │   ├── TooMany                 429  a limit is reached: try again later
-│   ├── BadGateway              502  the platform called a service for the caller, and this service failed
+│   ├── BadGateway              502  a service that the platform called for the caller failed
 │   └── Unavailable             503  PostgreSQL or another part is down: try again
 │       ├── Unanswered          503  no answer to a submission: its runs may or may not have been written
 │       └── Unreachable         503  PostgreSQL did not answer a program that reads, cancels or signals a run
