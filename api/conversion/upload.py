@@ -221,9 +221,8 @@ class _Form:
         if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
-        # If the form has no tags or no callback URL, they add nothing to the fingerprint. So the fingerprint is the
-        # same as in releases without these fields, and a request that is repeated after an upgrade gets its first
-        # answer.
+        # A form without tags, or without a callback URL, has the same fingerprint as in releases that did not have
+        # these fields. So a request that is repeated after an upgrade gets its first answer.
         fingerprinted_texts = [
             params.model_dump_json(),
             user_id,

@@ -88,8 +88,8 @@ class Task(Generic[P, R]):
         return hints_of(function, local_names)
 
     def _apply_options(self) -> None:
-        """Check the options `debounce`, `unique` and `on_failure`. Set the pipeline's attributes `limits`, and
-        `on_failure` (the pipeline of the task that runs after a failure). Raises DeclarationError.
+        """Check the options `debounce`, `unique` and `on_failure`. Set the pipeline's `limits`, and its `on_failure`
+        (the pipeline of the task that runs after a failure). Raises DeclarationError.
         """
         if self.terms.limit is not None:
             limit = self.terms.limit

@@ -1,6 +1,6 @@
 """Replays a journal (the rows of a workflow's calls). When the workflow's code runs again from its top, each call takes
-the entry (a row of the journal) at the call's place. If the entry names another call, the replay raises
-`workflow_changed`.
+the entry (a row of the journal) at the call's place (branch and number). If the entry names another call, the replay
+raises `workflow_changed`.
 """
 
 from __future__ import annotations

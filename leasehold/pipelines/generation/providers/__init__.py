@@ -25,8 +25,8 @@ from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
 BUILT_IN = ("jimeng", "ark", "replicate", "fal")
-#: The built-in (provider, kind) whose answer to an order has the files already. Such a provider has no request that
-#: finds the order again.
+#: The pairs (built-in provider, kind) for which the answer to an order already has the files. The provider has no
+#: request that finds such an order again.
 _ANSWERED_WITH_FILES = frozenset({("ark", "image")})
 
 
