@@ -1,6 +1,6 @@
 """The API's process. It reads the settings, starts the log, and serves until it gets a signal (SIGTERM or SIGINT).
 
-Then it ends long polls and streams, finishes the running requests, and exits.
+After the signal, it ends long polls and streams, finishes the running requests, and exits.
 """
 
 from __future__ import annotations

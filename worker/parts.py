@@ -114,8 +114,11 @@ async def open_parts(
     on_failure: Callable[[BaseException], None],
     on_drain: Callable[[], None],
 ) -> AsyncIterator[Parts]:
-    """Open the parts for the block. `on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError or ImportError
-    when a handler cannot be loaded, and DeclarationError when this worker can serve none of its queues.
+    """Open the parts for the block. `on_failure`: called with the error that has ended the heartbeat. `on_drain`:
+    called when an operator asks this worker to drain, or when most of its threads are stuck.
+
+    Raises DeclarationError or ImportError when a handler cannot be loaded, and DeclarationError when this worker can
+    serve none of its queues.
     """
     async with AsyncExitStack() as stack:
         children = warm_up.children

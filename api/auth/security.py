@@ -22,6 +22,7 @@ from leasehold.domain.audit import Actor
 from leasehold.domain.errors import DeclarationError, Forbidden, Unauthenticated
 from leasehold.security.credentials import parse_key
 
+# The scopes of keys. The first eleven are for one kind of work each.
 MEDIA_WRITE = "media:write"
 MEDIA_READ = "media:read"
 RUNS_WRITE = "runs:write"
@@ -74,15 +75,16 @@ class Require:
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
     ) -> Caller:
+        # For this request: each Require that has admitted the caller -> the caller that it returned.
         admitted_callers: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
         if self not in admitted_callers:
             admitted_callers[self] = await self.admit(request, credentials)
         return admitted_callers[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Identify the caller and check its scope. The route class and FastAPI both call `__call__`, but this method
-        runs only once for each request, because `__call__` keeps the caller. Raises Unavailable `busy` if too many
-        requests of the tenant are under way.
+        """Identify the caller and check its scope. The route class AuthenticatedFirst calls `__call__` before it reads
+        the body, and then FastAPI calls `__call__` again. But this method runs only once for each request, because
+        `__call__` keeps the caller. Raises Unavailable `busy` if too many requests of the tenant are under way.
         """
         try:
             caller = await self.identify(request, credentials)
@@ -121,7 +123,7 @@ class Require:
 
 
 def tenant_of(caller: Caller) -> str | None:
-    """The tenant whose objects the caller may use. None: an operator may use the objects of all tenants."""
+    """The tenant whose objects the caller may use; None for an operator, who may use the objects of all tenants."""
     return None if OPERATE in caller.scopes else caller.tenant_id
 
 

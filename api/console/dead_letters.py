@@ -27,7 +27,7 @@ from leasehold.domain.sentences import counted, full_stop
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
-Kind = Annotated[str, Query(max_length=63)]
+Kind = Annotated[str, Query(max_length=63)]  # the kind of work whose groups a page shows; "": all kinds
 #: A page shows at most _MAX_SHOWN groups, or dead letters of one group. Only the latest _MAX_GROUPED dead letters are
 #: grouped. Both numbers are small, because a browser loads the page of groups again every few seconds.
 _MAX_SHOWN, _MAX_GROUPED = 50, 1000

@@ -55,6 +55,7 @@ async def preview(
     """Show the jobs that the operation would act on. This changes nothing."""
     body = _body_of({"action": action, "filter": q}, dry_run=True)
     preview_answer = content_of(await endpoints.create_operation(request, body, caller))
+    # `once`: the idempotency key that the form of this page sends to `create`.
     return page(
         request,
         "operation_new.html",

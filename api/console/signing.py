@@ -1,5 +1,5 @@
-"""Signs a person in and out. A person signs in with an API key, or with a ticket: a link by which
-`leasehold dev` signs its user in.
+"""Signs a person in and out. A person signs in with an API key, or with a ticket (a link by which `leasehold dev` signs
+its user in). The sign-in at an OpenID provider is in another module.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ _MAX_USER_CHARACTERS = 128
 _IMAGE_FIELDS = ("ref_images", "ref_images[]")
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp"})
 _TAR_BLOCK = tarfile.BLOCKSIZE  # a tar archive pads each file to a multiple of this
+#: The fields of the form that ConversionParams has under the same names.
 _PARAMETER_FIELDS = (
     "model_id",
     "version",
@@ -55,6 +56,7 @@ _PARAMETER_FIELDS = (
     "enable_sim_hw",
     "accuracy_guard",
 )
+#: The schema of a field that is true or false.
 _FLAG = {"type": "boolean", "default": False}
 #: The schema of `user_id` and `tenant_id`: the client's own names for its users and tenants.
 _USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MAX_USER_CHARACTERS}}}$"}
@@ -125,8 +127,8 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
 
 
 class _Form:
-    """Handles the parts as they arrive. After the first error it ignores all further parts, and `finish` raises this
-    error.
+    """Handles the parts as they arrive. A part with a file name is a file; any other part is a field. After the first
+    error the form ignores all further parts, and `finish` raises this error.
     """
 
     def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
@@ -190,7 +192,8 @@ class _Form:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
         elif self._part.name in _IMAGE_FIELDS and (self._part.file_name or self._buffer):
-            # If the person chose no file, a browser sends a part without a file name and without a byte.
+            # (A part with an empty file name and without a byte is no image. A browser sends it if the person chose no
+            # file.)
             await self._store_image()
 
     async def _store_image(self) -> None:
@@ -218,8 +221,8 @@ class _Form:
         if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
-        # Absent tags and an absent callback URL add nothing to the fingerprint. The fingerprint is then the same as in
-        # releases that did not have these fields. So a request that is repeated after an upgrade gets its first answer.
+        # A form without tags, or without a callback URL, has the same fingerprint as in releases that did not have
+        # these fields. So a request that is repeated after an upgrade gets its first answer.
         fingerprinted_texts = [
             params.model_dump_json(),
             user_id,

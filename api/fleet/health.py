@@ -177,6 +177,7 @@ class Readiness:
             )
         )
 
+    # The checks follow. A check returns its `detail`, or raises an error if it is not `ok`.
     async def _database(self) -> str:
         with database.recording_up():
             async with self._services.pool.acquire() as connection:

@@ -3,7 +3,7 @@ and replays them (retries their jobs).
 
 To list or group dead letters, a key needs `jobs:read`, and the scope to read the kind. To replay them, it needs
 `jobs:operate`, and the scope to write the kind. For runs, `runs:read` or `runs:write` alone is enough, because earlier
-releases had dead letters only of runs.
+releases, which had dead letters only of runs, asked for no other scope.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def dead_letter_filter(
 
 
 def _json_of(services: Services, row: Row) -> dict[str, Any]:
-    """A dead letter, or a group of dead letters. `run_id` repeats the job's id for clients of earlier releases."""
+    """The JSON of `row`, which is a dead letter, or a group of dead letters (a group has no `job_id`). `run_id` repeats
+    the job's id for clients of earlier releases.
+    """
     item = {name: value for name, value in row.items() if name not in ("pipeline", "is_run")}
     item["kind"] = services.job_kinds.of(row["pipeline"], is_run=row["is_run"]).name
     return item | ({"run_id": row["job_id"]} if "job_id" in item else {})
@@ -131,7 +133,7 @@ async def group_dead_letters(
 async def largest_groups(
     services: Services, caller: Caller, kind: str | None, limit: int, of_last: int = job_reads.MAX_GROUPED
 ) -> list[dict[str, Any]]:
-    """The largest groups among the caller's latest `of_last` dead letters."""
+    """The largest groups among the latest `of_last` dead letters that the caller may read."""
     letter_filter = dead_letter_filter(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, letter_filter, limit, of_last)
@@ -172,8 +174,8 @@ async def replay_many(
         return Answer(HTTPStatus.ACCEPTED, encoded(answer | ({"left": replays.left} if replays.left else {})))
 
     request_hash = fingerprint_of(b"POST /v1/dead-letters/replay", body.model_dump_json().encode())
-    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once. `turn` waits until this one may
-    # run.
+    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once. `turn` waits until this request
+    # may write.
     async with services.bulk.turn(caller.tenant_id):
         answer = await once_over_transactions(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in replays.replayed:
@@ -221,8 +223,9 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
     When a limit of the tenant is full, this function tries no further job. Jobs that were replayed before stay
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
-    A job that PostgreSQL does not write in time is refused. If there was such a job, and no job was replayed, raises
-    Unavailable. After BULK_SECONDS, this function tries no further job, and the jobs that it has not tried are left.
+    A job that PostgreSQL does not write in time is among the refused jobs. If there was such a job, and no job was
+    replayed, raises Unavailable. After BULK_SECONDS, this function tries no further job (but always the first), and the
+    jobs that it has not tried are left.
     """
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
@@ -257,8 +260,8 @@ class _NotFailedAnyMore(Exception):
 
 
 async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Replays) -> None:
-    """Retry one job of a request, and after the commit add its effects to `replays`. `revive` does the retry: it makes
-    the failed job pending again. If the job is no longer failed, or was deleted, this function writes nothing.
+    """Retry one job of a request: make the failed job pending again (`revive`). After the commit, add the effects of
+    the retry to `replays`. If the job is no longer failed, or was deleted, this function writes nothing.
 
     Raises Conflict, Forbidden, Invalid or NotFound if this job cannot be replayed. Raises TooMany if a limit of the
     tenant is full.
@@ -270,8 +273,8 @@ async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Re
         access = access_of(services, caller, row)
         check_retry(services, access)
         template_version = await template_of(services.actions, connection, access.target)
-        # The argument `queues` is empty, because the queue of the step at which the retry begins is not known yet.
-        # `add_queues_of` adds this queue after the retry.
+        # The argument `{}` (the queues) is empty, because the queue of the step at which the retry begins is not known
+        # yet. `add_queues_of` adds this queue after the retry.
         with suppress(_NotFailedAnyMore):
             async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}) as charge:
                 effects = await revive(
@@ -314,6 +317,6 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, body: Retr
 
 def _may_replay(access: JobAccess, caller: Caller) -> bool:
     scopes = access.kind.scopes
-    if scopes is None or scopes.write not in caller.scopes:
+    if scopes is None or scopes.write not in caller.scopes:  # None: no key sees the jobs of this kind
         return False
     return JOBS_OPERATE in caller.scopes or access.kind.name == RUN  # for a run, its write scope is enough

@@ -64,9 +64,9 @@ async def record(connection: Connection, access: JobAccess, action: str, **detai
 async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
-    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step. In this case
-    retention (a maintenance loop of the workers) deletes the job when the job has ended. Raises Gone or NotFound if
-    another request or retention has deleted the job since the caller read it.
+    Returns None if the job is deleted. Returns the job's status if a worker still has the lease of a step. In this case
+    retention (a maintenance loop of the workers) deletes the job when it has ended. Raises Gone or NotFound if another
+    request, or retention, has deleted the job since the caller read it.
 
     If no worker has a lease, the transaction writes a tombstone, so that requests for the job get 410 after the commit.
     Then this function deletes first the job's objects (without holding a connection), and then its rows. If the object

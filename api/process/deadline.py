@@ -87,7 +87,7 @@ async def acquired_in_time(acquisition: AbstractAsyncContextManager[Connection])
         yield connection
 
 
-_deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
+_deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)  # of the current request
 #: The deadline outside of a request. It has no limit.
 _UNBOUNDED = Deadline(0.0)
 _UNBOUNDED.lift()

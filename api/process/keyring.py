@@ -32,9 +32,9 @@ class Caller:
     """The tenant and client that call, and the scopes of their key.
 
     `quota_key`: the name of the counter of the caller's rates and quotas. An API key that replaces a rotated key has
-    the same counter. `own_tenant`: the tenant of the caller's API key. It differs from `tenant_id` while an operator
-    acts in another tenant; otherwise it is None. `person_id`: the id of a person who signed in by OpenID Connect,
-    without an API key. For such a caller, `client_id` is the person's login.
+    the same counter. `own_tenant`: the caller's own tenant, if `tenant_id` is the tenant of the job on which the caller
+    acts (an operator may act in another tenant); None: `tenant_id` is the caller's own tenant. `person_id`: the id of a
+    person who signed in by OpenID Connect, without an API key. For such a caller, `client_id` is the person's login.
     """
 
     tenant_id: str
@@ -104,7 +104,7 @@ class Keyring:
         if stored_key is None:
             stored_key = await self._read_key(presented_key.prefix, presented_key)
         elif not matches(presented_key, stored_key):
-            self._refuse_elsewhere(None, presented_key)  # wrong secret, but the key may be of another cell
+            self._refuse_elsewhere(None, presented_key)  # the secret is wrong here, but may be right in the key's cell
             raise _invalid_key()
         else:  # the tenant may have moved to another cell since the row was read
             self._refuse_elsewhere(stored_key.tenant_id, presented_key)
@@ -173,7 +173,7 @@ class Keyring:
             is_secret_right = presented_key is None or matches(presented_key, stored_key)
             if not is_secret_right or stored_key is None or not stored_key.usable:
                 self._cache.pop(prefix, None)
-                if not is_secret_right:
+                if not is_secret_right:  # as in `identify`
                     self._refuse_elsewhere(None, presented_key)
                 raise _invalid_key()
             self._refuse_elsewhere(stored_key.tenant_id, presented_key)  # before `_mark_used` writes to the row

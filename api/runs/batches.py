@@ -62,7 +62,8 @@ async def create_runs(
     written_runs: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
     # Refuse a request over a limit before the expensive check of its payloads. Exception: a request that creates no run
-    # is not refused. No depth of a queue is checked here, because the queues are not known yet.
+    # is not refused. The argument `{}` (the queues) is empty, because the queues are not known yet. So this call does
+    # not check the depth of a queue.
     try:
         await refuse_early(services, caller, {}, idempotency_key)
     except TooMany:
@@ -71,7 +72,7 @@ async def create_runs(
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
-        if isinstance(new_runs, RequestError):
+        if isinstance(new_runs, RequestError):  # `_check_runs` says why the error is raised only here
             raise new_runs
         template_version = new_runs[0].template_version
         existing_ids, runs_to_write = await _split_by_existing(connection, new_runs)
@@ -94,8 +95,8 @@ async def create_runs(
     raw_body = await request.body() if idempotency_key else b""
     request_hash = fingerprint(b"POST /v1/runs/batch", raw_body)
     async with services.bulk.turn(caller.tenant_id):  # waits until the tenant may make another bulk write
-        # `once` runs `work` in a transaction, unless the idempotency key has an answer already. `retry_duplicates` does
-        # this again if another request has just started a run with one of the dedupe keys.
+        # `once` runs `work` in a transaction, unless the idempotency key has an answer already. If another request has
+        # just started a run with one of the dedupe keys, `retry_duplicates` calls `once` again.
         answer = await retry_duplicates(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
@@ -107,7 +108,7 @@ async def create_runs(
 
 
 async def _creates_nothing(services: Services, caller: Caller, body: BatchRequest) -> bool:
-    """Whether unfinished runs have the dedupe keys of all runs of the request."""
+    """Whether each run of the request has a dedupe key, and an unfinished run has each of these keys already."""
     keys = {item.dedupe.key for item in body.runs if item.dedupe is not None}
     if any(item.dedupe is None for item in body.runs):
         return False
@@ -134,15 +135,17 @@ async def _split_by_existing(
     # request with this key.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
-    # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.
+    # Sorted by key, so that two batches with the same keys write them in the same order. Otherwise each batch could
+    # wait for a key that the other batch has written (a deadlock).
     return existing_ids, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 
 async def _check_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """Check the payloads, and build the runs. If the batch is refused, returns the error and does not raise it. The
-    reason: a repeated request must get its first answer, even if the template has changed since then.
+    """Check the payloads, and build the runs. If the batch is refused, returns the error and does not raise it: the
+    caller raises it inside `once`. So a repeated request (with the same idempotency key) gets its first answer, even if
+    its payloads no longer fit, because the template has changed.
     """
     try:
         async with services.pool.acquire() as connection:

@@ -1,7 +1,7 @@
 """POST /v1/runs: starts a run of a template.
 
-`Submissions` writes a simple run together with the runs of other clients. Every other run gets its own transaction. A
-run is simple if all of this is true:
+`Submissions` (process/submissions.py) writes the simple runs of several clients together. Every other run gets a
+transaction of its own. A run is simple if all of this is true:
 - It has no idempotency key, no dedupe key and no delay.
 - Its template lets runs of the same scope run at once.
 - No concurrency limit, rate or queue depth applies to it.

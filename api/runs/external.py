@@ -51,6 +51,7 @@ WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
 ]
 FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+# The problems that most endpoints about one task may answer.
 _RESPONSES = problems(
     {HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, its time limit has passed, or it has ended"}
 )
@@ -155,8 +156,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
         _task_answer(claimed, terms.ttl) | _inputs_of(needed_steps[claimed.lease.task_id], urls)
         for claimed in claimed_tasks
     ]
-    # If the worker has died since its request, release the tasks. Otherwise nobody would work on them until their
-    # leases expire, and then the loss of this worker would count against each task.
+    # If the client has disconnected, the worker has probably died. Then release the tasks. Otherwise nobody would work
+    # on them until their leases expire, and then the loss of this worker would count against each task.
     if tasks and await request.is_disconnected():
         async with services.pool.acquire() as connection:
             await settlements.release(connection, [claimed.lease for claimed in claimed_tasks])
@@ -237,9 +238,9 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
     """Open the transaction for a worker's report about its step. Yields True if the step is within its time limit.
     Raises Conflict `lease_lost` if the task does not belong to the tenant.
 
-    Yields False if the step is past its limit. This function has then ended the attempt, although the worker held the
-    lease. The caller must then write nothing. It must also raise no error inside the block, because an error would roll
-    back the end of the attempt.
+    Yields False if the step is past its limit. Then this function has ended the attempt, although the worker held the
+    lease. After a False, the caller must write nothing, and must raise no error inside the block, because an error
+    would roll back the end of the attempt.
     """
     timed_out: Settled | None = None
     async with connection.transaction():
@@ -341,8 +342,8 @@ async def _failure_of(
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
     """If the run is being cancelled, acknowledge the cancel. `outcome`: what `fail` or `release` returned.
 
-    A verdict LOST in `outcome` has one of two reasons: the lease is lost, or the run is being cancelled. So the
-    function then tries to acknowledge the cancel. If the verdict of this second try is LOST as well, the lease is lost,
+    A verdict LOST in `outcome` has one of two reasons: the lease is lost, or the run is being cancelled. So after a
+    LOST, the function tries to acknowledge the cancel. If the verdict of this try is LOST as well, the lease is lost,
     and the function raises Conflict `lease_lost`.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:

@@ -16,6 +16,7 @@ from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import Reader, find_listed_run
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
+# The problems that both endpoints may answer.
 _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
 
 

@@ -36,6 +36,7 @@ Version = Annotated[int, Path(ge=1, le=MAX_SMALLINT)]
 
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+# The problems that both lists may answer.
 _PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
 
 
@@ -45,6 +46,7 @@ class Enabling(BaseModel):
     enabled: Flag
 
 
+# A version of a template, as the API shows it.
 def _answer(template_version: TemplateVersion) -> dict[str, Any]:
     source = "code" if template_version.in_code else "api"
     # `warnings=False`: a template in code is built without validation (`template_of_pipeline`), and Pydantic would warn
@@ -77,8 +79,8 @@ async def create_template(
     request: Request, body: Template, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    # A repeated request gets the stored answer, so its template is not checked again. The check is slow, so it comes
-    # before the transaction.
+    # The check is slow, so it comes before the transaction. A repeated request needs no check, because it gets the
+    # stored answer.
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
         await services.templates.check(caller.tenant_id, body)

@@ -1,4 +1,4 @@
-"""`current()` returns the attempt that runs the calling code. So a task's function needs no parameter for this."""
+"""`current()` returns the attempt that runs the calling code. A task's function needs no parameter for it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class NotInTask(LeaseholdError):
 class Current:
     """The attempt, as `current()` returns it.
 
-    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`). Use
-    it for methods that this class lacks. In a task with `isolated=True` it is a Work, because the sandbox gets only the
-    arguments. There, `run_id`, `tenant` and `number` raise NotInTask.
+    `attempt`: the platform's own object. Use it for methods that this class lacks. It is a Work in a task with
+    `isolated=True`, a ProcessAttempt with `process=True`, a LocalAttempt in `task.local`, and otherwise a PlainAttempt,
+    or for an `async def` an Attempt. For a Work, the properties `run_id`, `tenant` and `number` raise NotInTask,
+    because the sandbox gets only the arguments.
     """
 
     def __init__(self, task: str, attempt: Any) -> None:
@@ -32,7 +33,7 @@ class Current:
 
     @property
     def run_id(self) -> UUID:
-        """The id of the run. Logs and links name it."""
+        """The id of the run."""
         run_id: UUID = self._attempt_with("run_id").job_id
         return run_id
 
@@ -44,7 +45,7 @@ class Current:
 
     @property
     def number(self) -> int:
-        """The number of the attempt. The first attempt of a task has the number 1."""
+        """The number of the attempt, from 1."""
         number: int = self._attempt_with("number").number
         return number
 

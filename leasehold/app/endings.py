@@ -37,7 +37,7 @@ class Endings:
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Wait until the run ends, but not longer than `seconds` (None: without a limit). Returns whether it has ended.
         The caller must have checked that the run belongs to the caller's tenant, because the query of this class does
-        not check it.
+        not check the tenant.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)

@@ -1,8 +1,8 @@
 """Converts the result of a function to JSON and back. PostgreSQL stores a small result, and the object store stores a
 large one.
 
-The value that PostgreSQL stores for a step is `{"value": JSON}`. If the object store has the JSON, the value is
-`{"output": NAME}`, with the name of the step's output.
+For each step, PostgreSQL stores a value. For a small result, this value is `{"value": JSON}`. For a large result, it is
+`{"output": NAME}`, with the name of the output (a file in the object store) that has the JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.domain.storable import encode_storable
 
 #: The name of the output in which a step stores a large result.
 OUTPUT = "result.json"
-CONTENT_TYPE = "application/json"
+CONTENT_TYPE = "application/json"  # of this output
 
 
 class Results:

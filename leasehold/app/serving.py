@@ -1,5 +1,5 @@
-"""The parts of `App.serving`: `worker_of` makes the worker, and `watched` watches the worker while the block of the
-user's program runs. The worker cannot end the user's program.
+"""The parts of `App.serving`, which runs a worker inside the user's own program while a block of this program runs.
+`worker_of` makes the worker, and `watched` watches it during the block. The worker cannot end the user's program.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def watched(worker: Worker) -> AsyncIterator[None]:
         if not failure.was_the_only_cancel():
             raise
     finally:
-        failure.was_the_only_cancel()  # take this cancel back, even if the block has caught the CancelledError
+        failure.was_the_only_cancel()  # takes the cancel back, even if the block has caught the CancelledError
         await cancel_and_wait(*tasks)
     if failure.error is not None:
         raise failure.error

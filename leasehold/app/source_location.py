@@ -1,4 +1,6 @@
-"""Finds the file and line of a function. Every DeclarationError of an app begins with them."""
+"""Finds the file and line of a function, or of the code that calls it. The text of every DeclarationError of an app
+begins with this file and line.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` puts the file and line of the user's code before the text of each DeclarationError. It is
-    the line of the innermost frame outside of the platform's package.
+    """`with PlaceOfCaller():` puts the file and line of the user's code before the text of each DeclarationError. The
+    line is that of the innermost frame outside of the platform's package.
     """
 
     def __enter__(self) -> None: ...
@@ -69,5 +71,5 @@ def _location(file: str, line: int) -> str:
 
 
 def declaration_error(function: Callable[..., Any], sentence: str) -> DeclarationError:
-    """The error for a function that is declared wrongly."""
+    """The error for a function that is declared wrongly. Its text begins with the function's file and line."""
     return DeclarationError(f"{location_of(function)}: {sentence}")

@@ -77,18 +77,19 @@ class Task(Generic[P, R]):
         #: The form of the task in which a workflow can start it.
         self.runnable = StartableTask(self.pipeline, self.arguments, self.results, is_workflow=is_workflow)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        self._option_names = OPTIONS - set(self.arguments.names)
+        self._option_names = OPTIONS - set(self.arguments.names)  # a parameter hides an option of its name
+        #: The handlers, one of which becomes the handler of the pipeline.
         self.handling = Handling(self.name, function, self.arguments, self.results, terms)
         self.pipeline.handlers[STEP] = self._handler()
 
     @staticmethod
     def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The types of the arguments and of the result."""
+        """The types of the arguments and of the result. Subclasses override this method."""
         return hints_of(function, local_names)
 
     def _apply_options(self) -> None:
-        """Check the options `debounce`, `unique` and `on_failure`. Give the pipeline its limit, and the pipeline of the
-        task that runs after a failure. Raises DeclarationError.
+        """Check the options `debounce`, `unique` and `on_failure`. Set the pipeline's `limits`, and its `on_failure`
+        (the pipeline of the task that runs after a failure). Raises DeclarationError.
         """
         if self.terms.limit is not None:
             limit = self.terms.limit
@@ -110,7 +111,9 @@ class Task(Generic[P, R]):
             self.pipeline.on_failure = follower.pipeline
 
     def _handler(self) -> Callable[..., Any]:
-        """Choose the handler by the options. Raises DeclarationError for options that exclude each other."""
+        """Choose the handler by the options: in a process of its own, in the sandbox, in the event loop, or in a
+        thread. Raises DeclarationError for options that exclude each other.
+        """
         if (self.terms.process or self.terms.isolated) and self._is_async:
             raise declaration_error(
                 self.function, "an async def runs in the worker's loop: a process of its own needs a plain def"
@@ -205,8 +208,8 @@ class Task(Generic[P, R]):
     def _local_attempt(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Within the block, the local call has an attempt. Yields the positional and the named arguments of the call,
-        converted to JSON and back.
+        """Within the block, the function has a local attempt, as it has an attempt in a worker. Yields the positional
+        and the named arguments of the call, converted to JSON and back.
         """
         params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
         attempt = LocalAttempt("local", self.terms)
@@ -368,8 +371,8 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
 
 
 def _handles_of(calls: Sequence[Call[R]], ids: Sequence[UUID]) -> list[Run[R]]:
-    """The handles of the runs. The task of each call makes the handle of its run, because `submit_many` may also get
-    calls of other tasks.
+    """The handles of the runs. Each handle is made by the task of its call, because `submit_many` of one task may also
+    get calls of other tasks.
     """
     return [call.task.find(run_id) for call, run_id in zip(calls, ids, strict=True)]
 

@@ -20,7 +20,7 @@ _CRON = "declare the task with leasehold's @app.cron"
 _LIFESPAN = "use leasehold's @app.lifespan"
 _SETTINGS = "the connections are those of LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL"
 
-#: For each class of Celery: attribute -> what to do instead.
+#: The dictionaries OF_...: for one class of Celery, each attribute that is lacking here -> what to do instead.
 OF_TASK = {
     "map": _GROUP,
     "starmap": "use group(task.s(*item) for item in items)",

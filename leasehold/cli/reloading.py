@@ -102,8 +102,8 @@ class _Keeper:
 
 
 async def _problem(environment: Mapping[str, str]) -> str | None:
-    """The error of the changed code; None: the code can be loaded. A new process loads it, because this process has the
-    old code. `environment`: the environment of the processes that run the code.
+    """The error of the changed code; None: the code can be loaded. A new process tries to load the code, because this
+    process has loaded the old code. `environment`: the environment of the processes that run the code.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHECK_PROGRAM, environment["LEASEHOLD_PIPELINES"],
@@ -126,7 +126,7 @@ async def _problem(environment: Mapping[str, str]) -> str | None:
 
 
 def times_of(folder: Path) -> dict[Path, int]:
-    """When each Python file below the folder was last changed, in nanoseconds."""
+    """When each Python file below the folder was last changed, in nanoseconds. At most _MOST_FILES files."""
     return dict(_times(folder))
 
 

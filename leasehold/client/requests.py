@@ -20,6 +20,7 @@ T = TypeVar("T")  # the result of a call
 #: The `mounts` of each client of the HTTP library. With them, requests to this machine use no proxy. The environment
 #: may name a proxy (HTTP_PROXY), and a proxy does not reach the servers of this machine.
 DIRECT: Mapping[str, None] = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
+# HTTP statuses.
 _NO_CONTENT = 204
 _WRONG_CELL = 421
 
@@ -38,6 +39,7 @@ class KeyAuth(httpx2.Auth):
         self._configured_base = httpx2.URL(url)
         self._base = self._configured_base  # the address of the cell that gets the next request
 
+    # The HTTP library calls this for each request, and sends the requests that it yields.
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         request.headers["Authorization"] = self._header
         path = request.url.raw_path.removeprefix(self._configured_base.raw_path.rstrip(b"/"))
@@ -56,7 +58,7 @@ class KeyAuth(httpx2.Auth):
         request.headers["Host"] = request.url.netloc.decode()
 
     def _switch_to(self, address: str) -> bool:
-        """Send requests to this address from now on. If it is not a usable URL, change nothing and return False."""
+        """Send requests to `address` from now on. If `address` is no usable URL, change nothing and return False."""
         try:
             base = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -140,5 +142,5 @@ def result_of(run: Run) -> dict[str, Any]:
 
 
 def next_cursor_of(run: Run) -> str | None:
-    """The cursor of the next steps; None: the answer has the last steps."""
+    """The cursor of the next page of the run's steps; None: the answer has the last page."""
     return None if run.progress is None else run.progress.next_cursor

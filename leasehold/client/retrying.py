@@ -87,6 +87,7 @@ class Tries:
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""
+        # A call is `repeatable` if sending it twice does the same as sending it once.
         if not (self._call.repeatable or isinstance(error, NOT_SENT)):
             reason = str(error) or type(error).__name__
             raise Unavailable(self._url, seconds=None, reason=reason, key=self._call.key, may_be_done=True) from error
@@ -124,7 +125,9 @@ class Tries:
         raise api_error
 
     def have_done(self, refusal: ApiError) -> bool:
-        """Whether the API refuses this try because an earlier try, whose answer was lost, has done the request."""
+        """Whether the API refuses this try because an earlier try, whose answer was lost, has done the request. Some
+        calls name the code of such a refusal (`done_code`).
+        """
         return self._may_be_done and refusal.code == self._call.done_code
 
     @classmethod

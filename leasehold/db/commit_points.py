@@ -1,8 +1,8 @@
 """Puts a failpoint after each commit of a process: `commit.NAME`. Tests of crashes stop or kill the process there.
 
 In a request to the API, NAME is the operation (`commit.createRun`), so a new endpoint gets a failpoint without further
-code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). Connections have the class CommitPoints
-only while a failpoint of this kind is armed.
+code. Elsewhere NAME is the name of the connection (`commit.api_submissions`). A new connection has the class
+CommitPoints only if a failpoint of this kind is armed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def connection_class() -> type[WatchedConnection]:
 class CommitPoints(WatchedConnection):
     """A connection with a failpoint after each commit."""
 
+    # WatchedConnection sends every statement by this method.
     async def _carry_out(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
         was_in_transaction = self.is_in_transaction()
         answer = await super()._carry_out(query, statement)

@@ -1,7 +1,7 @@
-"""Reads which workers serve a step's queue, and which workers have the step's handler. Only a worker that does both can
-run the step.
+"""Reads which workers serve a step's queue, and which workers have the step's handler. Only a worker with both can run
+the step.
 
-The API and the worker call this to explain why a task waits.
+The API and the worker call this module to explain why a task waits.
 """
 
 from __future__ import annotations

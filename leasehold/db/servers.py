@@ -121,7 +121,7 @@ async def _choose(
     url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], watch: FailoverWatch | None
 ) -> WatchedConnection:
     """Do the work of `open_connection` for several hosts, without the limit `timeout`. Record in `answers` what the
-    hosts answered. `watch`: None for a replica.
+    hosts answered. `watch`: None for a connection to a replica.
     """
     error: BaseException | None = None
     replica = watch is None
@@ -138,6 +138,7 @@ async def _choose(
         except _HOST_ERRORS as host_error:
             error = host_error
             continue
+        # Whether the host does what the caller needs: only read for a replica, otherwise take writes.
         does_its_task = not takes_writes if replica else takes_writes
         if does_its_task:
             _last_chosen[url, replica] = (host, port)

@@ -61,13 +61,11 @@ from leasehold.domain.sentences import full_stop, with_article
 
 
 class LeaseholdError(Exception):
-    """The root of the tree: to catch it is to catch every error of the tree. (Cancelled is outside, because it is no
-    Exception.)
-    """
+    """The root of the tree. (Cancelled is outside of the tree, because it is no Exception.)"""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Restore a pickled error without a call of `__init__`, because its parameters differ from `args`. A process
-        pool pickles the errors that it returns.
+        """Make `pickle` restore an error without a call of `__init__`. By default `pickle` passes `args` to `__init__`,
+        and many errors here have other parameters. A process pool pickles the errors that it returns.
         """
         return _restore, (type(self), self.args, vars(self))
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from leasehold.domain.errors import Permanent
 
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_MAX_CHARACTERS = 512  # S3 allows 1024 bytes; our keys are ASCII
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # the text between two slashes of an output's name
+_MAX_CHARACTERS = 512  # of a key; S3 allows 1024 bytes, and our keys are ASCII
 
 
 def media_prefix(media_id: UUID) -> str:

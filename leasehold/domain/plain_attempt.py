@@ -1,9 +1,9 @@
 """The attempt that a plain inline handler receives: the methods of Attempt, each of which blocks the handler's thread.
 
-A plain handler runs in a thread of the worker (`LEASEHOLD_WORKER_THREADS`), and a thread cannot be interrupted. The
-worker ends the attempt once its time limit has passed, its job is cancelled or its lease is lost. But the thread goes
-on, and another attempt may start meanwhile. The thread's next call of a method here raises Cancelled, and the worker
-discards what the handler returns. So a long handler calls `checkpoint()` between two pieces of work.
+A plain handler runs in one of the worker's threads (LEASEHOLD_WORKER_THREADS is their number), and a thread cannot be
+interrupted. The worker ends the attempt once its time limit has passed, its job is cancelled or its lease is lost. But
+the thread goes on, and another attempt may start meanwhile. The thread's next call of a method here raises Cancelled,
+and the worker discards what the handler returns. So a long handler calls `checkpoint()` between two pieces of work.
 """
 
 from __future__ import annotations

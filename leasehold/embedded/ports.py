@@ -15,9 +15,9 @@ from pathlib import Path
 
 from leasehold.embedded.process import EmbeddedError
 
-BLOCK_SIZE = 32
+BLOCK_SIZE = 32  # ports
 _KERNEL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST, _END = 20_000, 65_536
+_LOWEST, _END = 20_000, 65_536  # the lowest port that this module chooses, and the number after the highest
 #: The ports to use if the kernel's range leaves none. An outgoing connection may take one of these before the server
 #: does.
 _LAST_RESORT = range(20_000, 32_000)

@@ -16,9 +16,9 @@ from leasehold.embedded.process import EmbeddedError, RunAs, Server, unprivilege
 from leasehold.embedded.programs import runnable_copy_of
 from leasehold.embedded.tls import Tls
 
-START_SECONDS = 15.0
-STOP_SECONDS = 5.0
-ACCESS_KEY = "leasehold"
+START_SECONDS = 15.0  # how long a start may take
+STOP_SECONDS = 5.0  # how long the server has to stop before it is killed
+ACCESS_KEY = "leasehold"  # the name of the server's only client
 
 
 class S3:
@@ -116,6 +116,7 @@ class S3:
             self.secret_key = path.read_text() if path.exists() else secrets.token_hex(20)
         self._run_as.write_file(path, self.secret_key)
 
+    # Wait until the server accepts a connection. Raises EmbeddedError if the server ends before that.
     async def _until_ready(self, server: Server) -> None:
         while server.running:
             try:
@@ -132,7 +133,8 @@ class S3:
 
 async def find_rclone(run_as: RunAs) -> Path:
     """The path of rclone: $LEASEHOLD_RCLONE; else the program that a wheel has installed in the directory of this
-    Python; else rclone on the PATH. If the user `run_as` cannot run that program, it is the path of a copy of rclone.
+    Python; else rclone on the PATH. If the user `run_as` cannot run that program, returns the path of a copy that this
+    user can run.
 
     Raises:
         EmbeddedError: there is no rclone.

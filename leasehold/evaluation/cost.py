@@ -86,7 +86,9 @@ class _Document:
         self._index(schema, "")
 
     def _index(self, value: Any, base: str) -> None:
-        """Record the names of all subschemas within `value`. `base`: the URI against which their names are resolved."""
+        """Record the names (URIs and anchors) of all subschemas within `value`. `base`: the URI of the schema around
+        `value`, against which an `$id` is resolved.
+        """
         if isinstance(value, dict):
             if isinstance(own_id := value.get("$id"), str) and (own_uri := urldefrag(own_id)[0]):
                 base = urljoin(base, own_uri)
@@ -225,7 +227,7 @@ class _Costs:
     def __init__(self, recursions: Mapping[int, Sequence[_Node]]) -> None:
         self._recursions = recursions
         self._once: dict[_Node, int] = {}  # the costs by `_cost_once`
-        self._of_recursions: dict[int, int] = {}  # by group
+        self._of_recursions: dict[int, int] = {}  # group -> the whole cost of its recursive parts
         self._visiting: set[_Node] = set()  # the nodes whose cost is being computed
 
     def of(self, node: _Node) -> int:

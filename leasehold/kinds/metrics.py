@@ -1,5 +1,5 @@
-"""The hook `Kind.questions`: metrics that a kind of work reads from the database. The processes with an exporter elect
-a leader, and only the leader runs these queries.
+"""The hook `Kind.questions`: metrics that a kind of work reads from the database. Of all processes with an exporter,
+only one, the leader, runs these queries.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from leasehold.telemetry.meters import counter
 log = structlog.get_logger(__name__)
 
 _BorrowedConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
-#: The connections that the current asyncio task has borrowed, or that the asyncio task held which created it. Some of
-#: these connections may have been released.
+#: The connections that the current asyncio task has borrowed, and those that its creator (another asyncio task) held
+#: when it created the task. Some of these connections may have been released.
 _borrowed: ContextVar[tuple[_BorrowedConnection, ...]] = ContextVar("borrowed", default=())
 
 HELD = counter(

@@ -27,11 +27,11 @@ from leasehold.settings import Membership, Settings
 
 log = structlog.get_logger(__name__)
 
-_TIMEOUT_SECONDS = 10.0
-_MAX_BYTES = 256 * 1024
+_TIMEOUT_SECONDS = 10.0  # for a request to the provider
+_MAX_BYTES = 256 * 1024  # of an answer
 #: Seconds for which the provider's configuration is used before it is read again.
 _CONFIGURATION_SECONDS = 300.0
-_MAX_TEXT_CHARACTERS = 200
+_MAX_TEXT_CHARACTERS = 200  # of a login or a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class OpenId:
         claims = await self._read_claims(configuration, flow, tokens.get("id_token"))
         groups_claim = self._settings.console_oidc_claim
         if groups_claim not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
+            # If both have a claim, that of the ID token counts.
             claims = await self._read_userinfo(configuration, tokens, str(claims["sub"])) | claims
         return _identity_of(self.issuer, claims, groups_claim)
 
@@ -159,7 +160,7 @@ class OpenId:
         """The claims of the ID token. Each sign-in reads the provider's keys again, because the provider may have
         withdrawn a key.
         """
-        # Only an installation with a provider loads joserfc, because that takes a tenth of a second.
+        # `id_tokens` loads joserfc, which takes a tenth of a second. So only an installation with a provider loads it.
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
         answer = await self._request("GET", self._endpoint(configuration, "jwks_uri"), {"Accept": "application/json"})
@@ -185,6 +186,7 @@ class OpenId:
             raise _sign_in_refused("its userinfo is of somebody else")
         return claims
 
+    # The provider's configuration (OpenID Connect Discovery), which is at most _CONFIGURATION_SECONDS old.
     async def _read_configuration(self) -> dict[str, Any]:
         if monotonic() >= self._configuration_ends:
             url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -205,6 +207,7 @@ class OpenId:
             raise _provider_unavailable(f"its configuration has no usable {name}")
         return url
 
+    # Send a request to the provider. Raises BadGateway `openid_unavailable` if no answer comes.
     async def _request(self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"") -> Answer:
         try:
             return await self._egress.request(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PART_BYTES = 16 * 1024 * 1024
+PART_BYTES = 16 * 1024 * 1024  # of each part, except the last, which may be smaller
 #: The most parts that S3 allows for one object.
 MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 2

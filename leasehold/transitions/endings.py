@@ -1,8 +1,8 @@
 """SQL fragments that end jobs without success, and the record of a job that has ended.
 
 The settlements `fail` and `acknowledge_cancel`, and the sweeper's statements for lost leases and requested cancels,
-append one of the two fragments to their own CTEs. The comment above each fragment names the CTE, and the columns of
-this CTE, that the fragment needs.
+append one of the two fragments to their own CTEs. The comment above each fragment names the CTE that the fragment
+needs, and the columns of this CTE.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from leasehold.db.database import unindexed
 #
 # After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
 # tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). The row also
-# has seconds (the age of the job) and outcome (null, unless the job failed). `woken_hints` has the hints (messages that
-# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers. `unindexed`: PostgreSQL uses no
-# partial index for the condition.
+# has seconds (the age of the job) and outcome (see JobEnded; null if the job goes on). `woken_hints` has the hints
+# (messages that tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers.
+#
+# `unindexed`: PostgreSQL uses no partial index for the condition. RELAY_AT: from this time on, the relay (a duty of the
+# workers) publishes the hint if the process that wrote it has not done so.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.

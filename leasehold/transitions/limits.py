@@ -65,8 +65,8 @@ async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """(new) -> pending, for a job that is not a run. The job waits at its own limits, and at the declared limits that
-    apply to it. Call this in a transaction.
+    """Write a new job that is not a run. The job waits at its own limits, and at the declared limits that apply to it.
+    Call this in a transaction.
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
@@ -78,7 +78,8 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
 def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The pipeline's own limits, and the declared limits among `rows` that apply to its job with these parameters.
+    """The limits of a job of this pipeline with these parameters: the pipeline's own limits, and the declared limits
+    among `rows` that apply to the job.
 
     A declared limit has the key `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`. In these forms, Q is a
     queue and T a template. A limit of the last form counts the jobs separately for each value at the pointer.
@@ -86,6 +87,7 @@ def applicable_limits(
     own_limits = [_pipeline_limit(tenant_id, pipeline.name, limit, params) for limit in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
         return own_limits
+    # `plain_keys`: the keys without a pointer that apply to the job.
     plain_keys = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     payload_prefix = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
@@ -106,6 +108,7 @@ def applicable_limits(
     return [*own_limits, *by_name.values()]
 
 
+# A limit that the pipeline's code declares. If it has a pointer, it counts the jobs separately for each value there.
 def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
     value = "" if limit.pointer is None else f":{limit.pointer}:={json_digest(value_at(params, limit.pointer))}"
     return ConcurrencyLimit(tenant_id, f"code:{pipeline}{value}", limit.at_most, limit.per_minute)

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from leasehold.db.database import Connection
 
-#: Table -> its columns that move: the due times, and the past of runs. So code that subtracts one of these instants
-#: from another, for example a workflow with `ctx.now()`, sees that the time has passed. Leases are left out, because a
-#: running worker renews its leases by the real clock.
+#: Table -> its columns that move: the times at which something is due, and the times at which something has happened.
+#: The latter move, too, so that code that subtracts an earlier instant from a later one (for example, a workflow with
+#: `ctx.now()`) sees that the time has passed. Leases are left out, because a running worker renews its leases by the
+#: real clock.
 _MOVED = {
     "job": ("deadline_at", "expires_at", "created_at", "started_at", "finished_at", "cancel_by"),
     "run": ("scheduled_at",),
@@ -27,8 +28,8 @@ _MOVED = {
 #: ended. In a job, `at` says when its cancel was requested.
 _MOVED_JSON = {"journal": "value", "job": "cancel"}
 
-# $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now. So
-# the tick counts as on time, and not as missed.
+# $1 the time that passes. If the next tick of a schedule (the time at which it fires) lies within this time, the tick
+# moves to the present, and not into the past. So it counts as on time, and not as missed.
 _TICKS = """
 -- time_travel_ticks
 UPDATE schedule SET next_run_at = greatest(next_run_at - $1::interval, least(next_run_at, clock_timestamp()))

@@ -1,4 +1,4 @@
-"""`wake`: a snoozing step becomes due now, because of an outside event (a callback, a message)."""
+"""Makes a snoozing step due now, because of an outside event (a callback, a message)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from uuid import UUID
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 
+# $1 the job, $2 its tenant, $3 the name of the step. A step for external workers (queue `ext:`) is not woken.
 WAKE = f"""
 -- wake
 WITH woken AS (

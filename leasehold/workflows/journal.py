@@ -1,5 +1,6 @@
 """Replays a journal (the rows of a workflow's calls). When the workflow's code runs again from its top, each call takes
-the entry at the call's place (branch and number). The entry must name the same call.
+the entry (a row of the journal) at the call's place (branch and number). If the entry names another call, the replay
+raises `workflow_changed`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Replay:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
-        #: How many calls have made the entries. `ctx.run` of a limited task makes two entries (see `is_own_run`).
+        #: How many calls have made the entries. A call of `ctx.run` makes two entries if its task has a concurrency
+        #: limit (see `is_own_run`).
         self.call_count = len(self._entries) - sum(map(is_own_run, self._entries.values()))
         self._last_match: str | None = None
         #: How many entries no call has taken yet. The key is the path of a branch, or the name of a gather (see
@@ -55,11 +57,14 @@ class Replay:
         return self._left
 
     def take(self, call: Journaled[Any]) -> Entry | None:
-        """The entry at the call's place. None: the call is new. Raises Retryable `workflow_changed`."""
+        """Remove and return the entry at the call's place. Returns None if the call is new. Raises Retryable
+        `workflow_changed`.
+        """
         entry = self._entries.get((call.branch, call.number))
         if entry is None:
             return None
-        # A limited task is started as a run of its own. The entry then has the name of the call's step (`is_own_run`).
+        # `ctx.run` starts a task with a concurrency limit as a run of its own (`is_own_run`). The entry then has the
+        # name of the call's step.
         name = call.step if isinstance(call, RunCall) and call.is_own_run else call.name
         if (_kind_of(entry), entry.name) != (call.kind, name):
             raise self._changed(entry, f"{call.kind} {name}")
@@ -88,17 +93,18 @@ class Replay:
 
 
 def with_ancestors(branch: str) -> Iterator[str]:
-    """The paths of the branch and of all branches above it, and the names of their gathers. The first branch has the
-    empty path. The path `1.0/2.3/` is that of part 3 of gather 2 of the branch `1.0/`. A gather's name is the path up
-    to the point: `1.0/2.`. So `1.0/2.3/` gives the empty path, `1.`, `1.0/`, `1.0/2.` and `1.0/2.3/`.
+    """The paths of the branch and of all branches above it, and the names of the gathers that have made them. A gather
+    runs its parts at once, each in a branch. The first branch has the empty path. The path `1.0/2.3/` is that of part 3
+    of gather 2 of the branch `1.0/`. The name of this gather is the path up to its last dot, `1.0/2.`. So `1.0/2.3/`
+    gives the empty path, `1.`, `1.0/`, `1.0/2.` and `1.0/2.3/`.
     """
     yield ""
     yield from (branch[: end + 1] for end, character in enumerate(branch) if character in "./")
 
 
 def is_own_run(entry: Entry) -> bool:
-    """Whether the entry is the start of a run that `ctx.run` has made because its task is limited. Such an entry has
-    the name of a step (`charge#1`). The entry of `ctx.start` has the name of the task, which has no `#`.
+    """Whether the entry is the start of a run that `ctx.run` has made because its task has a concurrency limit. Such an
+    entry has the name of a step (`charge#1`). The entry of `ctx.start` has the name of the task, which has no `#`.
     """
     return entry.kind == "start" and "#" in entry.name
 

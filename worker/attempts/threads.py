@@ -52,7 +52,8 @@ class Reservation:
 
 
 class Threads:
-    """At most `at_most` threads. A thread starts when it is first needed. Create this in the loop that calls `run`.
+    """At most `at_most` threads. A thread starts when it is first needed. Create this object in the event loop that
+    calls `run`.
 
     `on_most_stuck`: called when over half of the threads are stuck. Nothing but the end of the process can stop a stuck
     thread.

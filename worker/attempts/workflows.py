@@ -46,6 +46,7 @@ _Answer = TypeVar("_Answer")
 #: The setting may have been larger when the result was stored.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
+# The object of an output. $1: the task of a step, or the job of a run. $2: the output's name.
 _OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
 # The run of a workflow also has the tasks of the steps that the workflow has started. The statement leaves these tasks
 # (`contained`) out.
@@ -99,8 +100,8 @@ class Workflows:
         self.keep_seconds = settings.retention_days * 86_400
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
-        # The bound is never below MAX_CALL_BYTES, because results of `ctx.call` always stay in the journal. The setting
-        # may be 0, but then only the results of tasks go to the object store.
+        # The most bytes of the result of a `ctx.call`. It is never below MAX_CALL_BYTES, because these results always
+        # stay in the journal. The setting may be 0, but then only the results of tasks go to the object store.
         self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
@@ -109,7 +110,9 @@ class Workflows:
     async def drive(
         self, attempt: Attempt, held: HeldLease, slot: Slot, start: Callable[[Driver], Coroutine[Any, Any, Any]]
     ) -> Outcome:
-        """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
+        """Run the workflow until it waits or has ended. `start`: calls the workflow's function for a new driver, and
+        returns its coroutine. Raises what `Driver.advance` raises.
+        """
         lease = attempt.lease
         driver = self._take(lease, attempt.previous_state) or self._new_driver(attempt, start)
         port = _Port(self, attempt, held, slot)
@@ -228,6 +231,7 @@ class _Port:
 
     # A place is the branch (the concurrent part of the workflow) that made a call, and the call's number in the branch.
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+        # First a small read (at most SHORT rows), together with the reads of other workflows. It cuts a longer journal.
         if places is None or len(places) <= reading.SHORT:
             journal = await self._workflows.journals.read(Reading(self._lease, places))
             if journal is None:

@@ -72,8 +72,8 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The sweeper may have ended the lease of the dead worker during the pauses. (It is a duty of the leader, the
-        # one worker that does the duties of the whole fleet.)
+        # During the pauses, the sweeper may have ended the lease of the dead worker. (The sweeper is a duty of the
+        # leader, the one worker that does the duties of the whole fleet.)
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:

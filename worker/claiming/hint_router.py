@@ -19,7 +19,7 @@ _MAX_WAITING = 1000
 
 
 class HintRouter:
-    """Each worker has one router. After a call of `add`, the slot pool gets the hints of its queues."""
+    """Each worker has one router. From the call of `add` on, a slot pool gets the hints of its queues."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer

@@ -41,7 +41,9 @@ class _Held(Enum):
 
 
 class ClaimBatcher:
-    """Claims tasks for all slot pools of the worker, which await `claim`. All claims use one connection."""
+    """Claims tasks for all slot pools of the worker, over one connection. `at_most`: how many tasks one statement may
+    claim.
+    """
 
     def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, at_most: int) -> None:
         self._terms = terms
@@ -80,6 +82,7 @@ class ClaimBatcher:
             await asyncio.sleep(_UNCONFIRMED_SECONDS)
         return False
 
+    # Claim the tasks of one batch. Returns one answer for each request, in the order of the requests.
     async def _claim(
         self,
         connection: Connection,
@@ -92,8 +95,8 @@ class ClaimBatcher:
         by_task: dict[UUID, Claimed] = {}
         if ids_to_claim:
             began = perf_counter()
-            # `reclaim`: if this is a repetition, the answer of the earlier try was lost, but that try may have taken
-            # leases. The repetition takes these leases again.
+            # `reclaim`: the batcher repeats a statement whose answer was lost. The earlier try may have taken leases,
+            # and the repetition takes these leases again.
             try:
                 claimed_tasks = await claims.claim(connection, self._terms, [*ids_to_claim], [*dead], reclaim=repeated)
             except asyncio.CancelledError:

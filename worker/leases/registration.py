@@ -123,8 +123,8 @@ class Registration:
 
 @asynccontextmanager
 async def _missing_schema_as_outage() -> AsyncIterator[None]:
-    """Raise ConnectionError if the database lacks a table or a column that the block uses. Because of this error,
-    `until_answered` repeats the block until a migration has made the table or column.
+    """Raise ConnectionError if the database lacks a table or a column that the block uses. On a ConnectionError,
+    `until_answered` repeats the block, so the worker waits until a migration has made the table or column.
     """
     try:
         yield
@@ -148,14 +148,14 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
-    """Delete the worker's row. Before that, release the tasks that the worker still has. Otherwise these tasks would
-    have an owner without a row, and no other worker could see that this owner is dead. The tasks would wait until their
-    leases expire, and this would count as a loss of each task. (The worker still has tasks if it did not wait for its
-    attempts. It does not wait after a second signal, or after one of its parts has failed.)
+    """Delete the worker's row. Before that, release the tasks that the worker still has. (The worker still has tasks if
+    it did not wait for its attempts: after a second signal, or after one of its parts has failed.) Without the release,
+    these tasks would have an owner without a row, and no other worker could see that this owner is dead. The tasks
+    would wait until their leases expire, and this would count as a loss of each task.
     """
     try:
         async with pool.acquire(timeout=_CONNECTION_SECONDS) as connection:
-            await workers.resign(connection, worker)  # from the leadership: another worker may lead now
+            await workers.resign(connection, worker)  # if this worker is the leader, another worker may lead now
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await _release_all(connection, worker)
             await workers.unregister(connection, worker)

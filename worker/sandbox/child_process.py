@@ -191,6 +191,7 @@ def hung_up(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+# Count the crash of a child, and return its error. `status`: the exit status, as `stop` returns it.
 def _crash(status: int) -> ChildCrashed:
     metrics.CRASHES.labels(_cause_of(status)).inc()
     if status == frames.OUT_OF_MEMORY:

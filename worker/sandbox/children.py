@@ -71,10 +71,11 @@ class Children:
         self._size = size
         self._work_dir = work_dir.absolute()
         self._result_limits = result_limits
+        # The name of a pipeline -> its zygote and its spare children.
         self._spares = {name: Spares(Recipe(source, name, self._work_dir, tuple(modules))) for name in pipelines}
         self._slots = asyncio.Semaphore(size)
         self._running: set[ChildProcess] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # each waits until a killed child has ended
         self._log = structlog.get_logger()
         #: The fences that all children have (mechanisms of the kernel): "seccomp+landlock", "seccomp", "netns..." or
         #: "limits only...".
@@ -92,8 +93,8 @@ class Children:
 
     @property
     def free_slots(self) -> int:
-        """How many more runs have room. A killed child no longer uses room, although the next run in its place waits
-        until the killed child has ended.
+        """How many more runs have room. A killed child does not count, although the next run in its slot waits until
+        the killed child has ended.
         """
         return self._size - len(self._running)
 
@@ -201,7 +202,9 @@ class Children:
     def _requests(
         self, pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
     ) -> tuple[bytes, bytes]:
-        """The two messages to a child: its confinement, and the step to run. Raises Permanent `bad_params`."""
+        """The two messages to a child: its confinement (the paths that it may use), and the step to run. Raises
+        Permanent `bad_params`.
+        """
         paths = {name: str(path.absolute()) for name, path in files.items()}
         writable = str(directory.absolute())
         run = frames.Run(
@@ -227,6 +230,7 @@ class Children:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
+    # Wait until the killed child has ended. Then free its slot, and reap the child.
     async def _stop_child(self, child: ChildProcess) -> None:
         try:
             await child.ended()
@@ -234,6 +238,7 @@ class Children:
             self._slots.release()
             await child.stop()
 
+    # The checked result of the step. If the answer is an error, raises this error.
     def _verdict_of(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):
             result_bytes = 0 if self._result_limits is None else self._result_limits.inline_bytes

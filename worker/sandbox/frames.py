@@ -1,5 +1,5 @@
 """The protocol between a worker, its zygotes (processes that load handlers, and fork a child for each run) and their
-children: length-prefixed JSON, never pickle.
+children. A frame is a message of this protocol: its length, and then JSON, never pickle.
 
 A hostile picture may have taken control of a child. So the worker reads a bounded number of bytes and validates each
 frame with these models. Such a child can report false results, but cannot make the worker run anything.
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from leasehold.domain.result_limits import ResultLimits
 
-LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")  # the header of a frame: how many bytes of JSON follow
 #: The reader refuses larger frames. A frame has room for a result of 1 MiB, the largest LEASEHOLD_RESULT_INLINE_BYTES.
 MAX_FRAME = 1280 * 1024  # bytes
 MAX_TEXT = 2000  # characters
@@ -77,8 +77,8 @@ class Run(_Frame):
 
 
 class Ready(_Frame):
-    """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as text
-    for people. `threads`: how many threads the zygote has; a fork copies only one thread.
+    """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as in
+    Fences.isolation. `threads`: how many threads the zygote has; a fork copies only one thread.
     """
 
     kind: Literal["ready"] = "ready"
@@ -151,7 +151,7 @@ class Failed(_Frame):
     traceback: Traceback = ""
 
 
-Answer = Finished | Failed
+Answer = Finished | Failed  # the last frame of a child
 #: GREETING: the first frame of a zygote. FROM_CHILD: the frames that a child sends.
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
 FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
@@ -194,6 +194,7 @@ def receive(fd: int) -> bytes | None:
     return None if header is None else _read_exactly(fd, length(header))
 
 
+# The next `size` bytes; None: the other side has closed the connection before it sent them.
 def _read_exactly(fd: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:

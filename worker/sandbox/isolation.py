@@ -1,6 +1,8 @@
-"""Decides whether isolated steps may run on this machine. This depends on LEASEHOLD_ISOLATION, and on the fences that
-the kernel offers. A fence keeps a child process from something, such as the network. Isolated steps parse clients'
-bytes in child processes. A worker calls `may_serve` at its start, and `leasehold doctor` calls `check`.
+"""Decides whether isolated steps may run on this machine. Isolated steps parse clients' bytes in child processes. They
+may run if the kernel offers all fences, or if the setting LEASEHOLD_ISOLATION accepts that fences are missing. A fence
+keeps a child process from something, such as the network.
+
+A worker calls `may_serve` at its start, and `leasehold doctor` calls `check`.
 """
 
 from __future__ import annotations

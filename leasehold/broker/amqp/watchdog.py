@@ -15,14 +15,16 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The longest `seconds` of a `Patience`, unless its first value is longer. And the time without a loss after which
-#: `seconds` has its first value again. A loss is a connection or a channel that was given up and replaced.
+#: _MOST_SECONDS: the longest `seconds` of a `Patience`, unless its first value is longer. _FORGOTTEN_SECONDS: after
+#: this time without a loss, `seconds` has its first value again. A loss is a connection or a channel that was given up
+#: and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """How long (`seconds`) a node may be silent before the link replaces the connection. The publisher has another
-    Patience, for channels on which RabbitMQ refuses hints (messages that tell workers of due tasks).
+    """How long (`seconds`) a node may be silent before the link, which owns the connection, replaces the connection.
+    The publisher has another Patience, for channels on which RabbitMQ refuses hints (messages that tell workers of due
+    tasks).
 
     Each replacement doubles the time, up to 10 s (or the first value, if that is longer), because on an overloaded
     machine every node is slow. After a minute without a replacement, the time is the first value again.
@@ -46,12 +48,14 @@ class Patience:
 
 
 async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) -> None:
-    """Watch the connection until RabbitMQ has sent nothing for the seconds of `patience`. Then drop the connection, and
-    raise BrokerUnavailable. After half of the seconds, send a request that a living node would answer.
+    """Watch the connection. When RabbitMQ has sent nothing for half of the seconds of `patience`, send a request that a
+    living node would answer. If RabbitMQ sends nothing for the other half, drop the connection and raise
+    BrokerUnavailable.
     """
     probe = _Probe(connection)
     try:
         while True:
+            # Sleep until the silence may have lasted for half of the seconds, but at least for a tenth of this half.
             half_seconds = patience.seconds / 2
             await asyncio.sleep(max(half_seconds - wire.silence, half_seconds / 10))
             # During an alarm, wait for its end before probing. A node with an alarm reads nothing from a publisher that
@@ -105,6 +109,7 @@ class _Probe:
         if self._request is not None:
             await cancel_and_wait(self._request)
 
+    # The first request opens the channel. A later request sets the channel's prefetch count to the same number.
     async def _send(self) -> None:
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._connection.channel(publisher_confirms=False)

@@ -1,4 +1,5 @@
-"""Computes which table locks each statement of a revision (a migration) takes, and which tables it scans or rewrites.
+"""Computes the effect of each statement of a revision (a migration): which table locks it takes, which tables it scans
+or rewrites, and why older code may fail after it.
 
 plan.py shows the locks and tables before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py
 runs every statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If
@@ -136,6 +137,8 @@ class SchemaTables:
             yield from (replace(lock, table=partition) for partition in partitions)
 
 
+#: A rule computes the effect of a statement from the tables, the match of the rule's pattern, and the statement's text.
+#: A rule for an action of an ALTER TABLE also gets the table's name, and the text of its action only.
 _Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
 #: A name, with or without its schema and quotes. The group is the name itself. A statement with ONLY before a name
 #: matches no rule.
@@ -159,8 +162,8 @@ def _locks_of_references(text: str) -> list[Lock]:
 
 
 def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
-    """The locks on the tables to which the dropped foreign keys of `table` refer. PostgreSQL takes them, because it
-    also drops triggers of these tables. `name`: the dropped constraint or column; None: the table itself is dropped.
+    """The locks on the tables to which the dropped foreign keys of `table` refer. PostgreSQL locks these tables,
+    because it also drops triggers of them. `name`: the dropped constraint or column; None: `table` itself is dropped.
     """
     return [
         Lock(key.other, _ACCESS_EXCLUSIVE)
@@ -207,8 +210,9 @@ def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effe
     table, actions = match.groups()
     effects = [_effect_of_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
     replaced_constraints = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
-    # If a constraint replaces another of the same name, no rule can decide whether the new constraint refuses more
-    # rows. Then `narrows` is empty, and the revision's docstring must say what the statement narrows.
+    # If the statement drops a constraint and adds another one of the same name, no rule can decide whether the new
+    # constraint refuses more rows. Then `narrows` is empty, and the revision's docstring must say what the statement
+    # narrows.
     narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced_constraints)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))

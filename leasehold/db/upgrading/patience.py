@@ -38,6 +38,7 @@ SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name,
 FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1)) ORDER BY xact_start LIMIT 3
 """
 
+#: A function that opens a new session with the database.
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
@@ -69,9 +70,9 @@ class Patience:
 
 
 class Progress:
-    """Records the applied revisions. Alembic calls the object after each revision. `applied`: the number of revisions.
-    `before`: the schema's revision before the first applied revision; None: the schema was empty. `after`: the newest
-    applied revision.
+    """Records the revisions that the migration applies. Alembic calls the object after each revision. `applied`: how
+    many revisions the migration has applied so far. `before`: the schema's revision before the first of them; None: the
+    schema was empty. `after`: the latest of them.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ class Busy(Exception):
 @dataclass(frozen=True, slots=True)
 class NewConversion:
     """A conversion to write. The job's `exclusive_key` is the user's id. A unique index allows only one unfinished job
-    for each such key. `owner_tenant`: the client's own `tenant_id`. It grants nothing, because all rights follow from
-    the job's tenant. `input`: the client's request, as the API shows it.
+    for each such key. `owner_tenant`: the `tenant_id` that the client wrote into its form. It grants nothing, because
+    all rights follow from the job's tenant. `input`: the client's request, as the API shows it.
     """
 
     job: NewJob
@@ -70,6 +70,7 @@ async def create(connection: Connection, new: NewConversion) -> Submitted:
     return submitted
 
 
+# The job of the user's unfinished conversion; None: that conversion has ended meanwhile.
 async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | None:
     job_id: UUID | None = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
@@ -80,6 +81,7 @@ async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | 
     return job_id
 
 
+# The conversions `c` with their jobs `j`, steps and outputs. A condition follows.
 _CONVERSION = """
 -- conversion
 SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,
@@ -127,7 +129,7 @@ async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
 
 
 # SQL condition: the conversions that a list shows. $1: the tenant. $2: the user (NULL: any). $3: the states of the jobs
-# (NULL: any).
+# (NULL: any). LIVES: the job is not deleted and not past its retention.
 _SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
     f" AND {LIVES}"

@@ -1,9 +1,9 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
-A job of this pipeline is a withdrawal. The API submits a withdrawal in the transaction that cancels the generation, so
-that the request to the provider cannot be lost. At the deadline, the generation's own step `poll` cancels the order. If
-the provider cannot be asked then, or does not answer, `poll` submits a withdrawal. For an expired generation,
-housekeeping (a maintenance loop of the workers) submits a withdrawal.
+A job of this pipeline is a withdrawal. If a client cancels a generation, the API submits a withdrawal in the same
+transaction, so that the request to the provider cannot be lost. If a generation reaches its deadline, its own step
+`poll` cancels the order. `poll` submits a withdrawal only if the provider cannot be asked then, or does not answer. For
+an expired generation, housekeeping (a maintenance loop of the workers) submits a withdrawal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:
         generation = await generations.withdrawn(connection, params.job_id, attempt.tenant_id, attempt.job_id)
-    if generation is None:  # also: no order of the generation is known
+    if generation is None:  # it is deleted, and had no order at the provider
         return {"stopped": False, "because": "the generation is deleted"}
     if generation.job_status not in JOB_TERMINAL:
         return Snooze(_CHECK_AGAIN)
@@ -50,8 +50,8 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     order_params = GenerationParams.model_validate(generation.params)
     try:
         provider, credential = provider_context.access(order_params)
-        # `cancel` needs the description of the order, which must have a deadline. Give it the shortest deadline, one
-        # second.
+        # `cancel` needs the description of the order, and a description must have a deadline. Here the deadline has no
+        # meaning, so it is the shortest that is allowed, one second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except (NoAccess, OutcomeUnknown) as error:  # try again, because the order may go on, and cost money
         raise Retryable(error.message, code=error.code) from None

@@ -1,5 +1,5 @@
-"""Declares the media pipeline, which turns one picture into three files and the requested variants. This module imports
-no heavy library, because the API imports it.
+"""Declares the media pipeline and the kind of work `media`. The pipeline turns one picture into three files and the
+requested variants. This module imports no heavy library, because the API imports it.
 
 If JPEG cannot hold the picture, the step `resize` also writes a lossless master: `resize.png` for a still with
 transparency, `resize.webp` for an animation. The step `webp` reads the master or, if there is none, `resize.jpg`. It

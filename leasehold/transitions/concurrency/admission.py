@@ -1,4 +1,5 @@
-"""`admit` admits jobs that wait at concurrency limits, as many as the limits have room for.
+"""Admits jobs that wait at concurrency limits, as many as the limits have room for. `admit` does this at given limits.
+`admit_each` is for the sweeper: it calls `admit`, and quarantines the limits at which `admit` fails.
 
 The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted. A job is `held` while
 it waits for one of its limits.
@@ -107,6 +108,7 @@ GROUP BY w.job_id, w.priority, w.ready_at, w.turn, j.tenant_id ORDER BY w.turn, 
 """
 
 
+# `not_in(JOBS, ...)`: the job is not in quarantine.
 _WAITING = _waiting_sql("gates_waiting", not_in(JOBS, "g.job_id"))
 
 # Like `_WAITING`, but the statement passes over the jobs that also wait at one of the limits $6 and $7.
@@ -117,12 +119,12 @@ _WAITING_BEHIND = _waiting_sql(
               SELECT * FROM unnest($6::text[], $7::text[])))""",
 )
 
-# Returns those of the jobs $1 that still wait, with the limits at which they wait now. `_WAITING` has read these jobs
-# before the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may
-# have made a job wait at other limits, or start later. A job that has ended is left out, although it may still have its
-# rows in gate_job. `unindexed` makes PostgreSQL find the jobs by their ids, and not by a partial index with the
-# condition. A scan of such an index for each job is slow, because until the next vacuum the index has many entries of
-# jobs that have ended.
+# Returns which of the jobs $1 still wait, and the limits at which each waits now. `_WAITING` has read these jobs before
+# the limits were locked. In between, another admission may have admitted some of the jobs, and a debounce may have made
+# a job wait at other limits, or start later. A job that has ended is left out, although it may still have its rows in
+# gate_job. `unindexed` makes PostgreSQL find the jobs by their ids, and not by a partial index with the condition. A
+# scan of such an index for each job is slow, because until the next vacuum the index has many entries of jobs that have
+# ended.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -133,9 +135,9 @@ GROUP BY g.job_id
 """
 
 #: SQL: the task `t` of a held job may run once the limits admit the job. `waiting_on` counts the steps for which a task
-#: waits. A first step waits for no other step: it needs none, or all that it needs have succeeded. But while its job is
-#: held, its `waiting_on` is 1. This 1 represents all limits of the job. The steps that a workflow started (`contained`)
-#: do not count, because the workflow's own step can run while they have not succeeded.
+#: waits. A first step waits for no other step: it needs none, or all that it needs have succeeded. But while the job is
+#: held, `waiting_on` of a first step is 1. This 1 represents all limits of the job. The steps that a workflow started
+#: (`contained`) do not count, because the workflow's own step can run while they have not succeeded.
 FIRST_STEP_OF_HELD_JOB = """t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded' AND NOT p.contained)"""
@@ -198,8 +200,9 @@ def new_search() -> Pauses:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs whose limits all have room. `has_more`: another batch may find further jobs. `with_room`: the limits
-    that have room for further jobs. `full`: the limits that hold other jobs of the batch back.
+    """What a batch has chosen. `job_ids`: the jobs whose limits all have room. `has_more`: another batch may find
+    further jobs. `with_room`: the limits that have room for further jobs. `full`: the limits that hold other jobs of
+    the batch back.
     """
 
     job_ids: Sequence[UUID] = ()
@@ -216,9 +219,9 @@ async def admit(
     *,
     skip_locked: bool = False,
 ) -> list[Announcement]:
-    """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant are admitted by priority, then by their start time. A job that another of its limits holds back does not
-    delay the jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
+    """Admit as many held jobs of these limits as there is room for. Tenants take turns. The jobs of one tenant are
+    admitted by priority, then by their start time. A job that another of its limits holds back does not delay the jobs
+    after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     PostgreSQL reads all admitted jobs of the limits to find those that have ended.
@@ -241,8 +244,8 @@ async def admit(
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
         # `batch.chosen.has_more`: more jobs may wait behind this batch. `has_more`: a further batch would find them.
-        # After a batch of _MAX_BATCH jobs of which none was chosen, it would not: it would read the same jobs again.
-        # Then only a search finds the jobs behind the batch.
+        # If none of _MAX_BATCH jobs was chosen, a further batch would read the same jobs again. Then only a search
+        # finds the jobs behind the batch.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
         if batch.chosen.has_more and not has_more and search is not None and search.due:
             hints += await _admit_behind(connection, batch.chosen, search, skip_locked=skip_locked)
@@ -340,8 +343,8 @@ async def _choose(
     has_all: bool,
     skip_locked: bool,
 ) -> _Chosen:
-    """Lock all limits of these waiting jobs. Then choose, in the order of the jobs, each job whose limits all still
-    have room. `has_all`: these are all jobs that wait.
+    """Lock all limits of these waiting jobs (`rooms_of` does this, and returns the room of each limit). Then choose, in
+    the order of the jobs, each job whose limits all still have room. `has_all`: these are all jobs that wait.
     """
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended, skip_locked=skip_locked)

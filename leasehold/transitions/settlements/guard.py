@@ -1,5 +1,5 @@
-"""The guard of every settlement: the SQL that each statement begins with, its parameters, and the verdicts it returns.
-A settlement is a statement that writes how an attempt ended, and ends its lease.
+"""What all settlements have in common: the SQL that they begin with (the guard), its parameters, and their verdicts. A
+settlement is a statement that writes how an attempt ended, and ends its lease.
 
 The guard is this project's main rule: a settlement changes only a running task whose owner and epoch are those of the
 lease.
@@ -16,7 +16,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-_Settlement = TypeVar("_Settlement")
+_Settlement = TypeVar("_Settlement")  # how one attempt ended, with its lease, such as a Completion or a Failure
 
 #: The CTEs `lease_batch` (the leases) and `jobs` (the jobs of these leases, locked). The parameters $1 (owners), $2
 #: (task ids) and $3 (epochs) are the lists that `lease_columns` returns.
@@ -44,15 +44,13 @@ LOCKED_JOBS = """lease_batch AS MATERIALIZED (
 #: SQL for a LATERAL join with the CTE `jobs`: a row `a` for each lease of the job.
 LEASES_OF_JOBS = "unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)"
 
-#: SQL: the lease `a` is valid for the task `t`. The CASE keeps the planner from reading an index of all running tasks:
-#: see db.database.unindexed.
+#: SQL condition: the lease `a` is valid for the task `t`. The CASE keeps the planner from reading an index of all
+#: running tasks (see db.database.unindexed).
 GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
 
 
 def _held(job_condition: str) -> str:
-    """SQL: the CTEs that HELD_IN_LIVE_JOB describes. `job_condition`: SQL that is appended to the condition of the CTE
-    `held`.
-    """
+    """The SQL of the constants HELD_... below. `job_condition`: SQL that is appended to the condition of `held`."""
     return f"""{LOCKED_JOBS}held AS MATERIALIZED (
     -- The tasks that pass the guard, locked.
     SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
@@ -71,12 +69,12 @@ def _held(job_condition: str) -> str:
 #: `jobs`: the jobs of the leases, locked;
 #: `held`: the tasks that pass the guard, locked. Its columns: id and nth of the lease; job_status, steps_left, leased,
 #: external, tenant_id, trace, event_seq, pipeline and created_at of the job.
-#: Here `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by
-#: `acknowledge_cancel`, and are not retried.
+#: `held` leaves out the tasks of jobs that are being cancelled, because their attempts end by `acknowledge_cancel`, and
+#: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. Of a job that is being cancelled, `held` has only the workflow, and only if the workflow has called
-#: something (`journaled`). Such a workflow may release its lease and go on later. The next attempt then sees the
-#: cancel. The job's `leased` counts this workflow until it has ended, even while it has no lease.
+#: The same CTEs. If a job is being cancelled, `held` has only the job's workflow, and only if the workflow has made a
+#: call (`journaled`). Such a workflow may release its lease and go on later. The next attempt then sees the cancel. The
+#: job's `leased` counts this workflow until it has ended, even while it has no lease.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -94,10 +92,11 @@ async def settle_twice(
 ) -> Settled:
     """Run the statement `settle`, and run it again for the leases whose verdict is LOST.
 
-    An earlier try of the same settlement may still be under way, because its client no longer waits for the answer, or
-    has sent the request twice. The first run of `settle` then waits for the lock of the job, and finds that it has
-    nothing to write. But a statement that waits keeps its old snapshot. So the first run does not see that the earlier
-    try has settled the task; the second run sees this. If the lease is lost, neither run changes anything.
+    PostgreSQL may still be executing an earlier try of the same settlement, because the client of this try no longer
+    waits for its answer, or has sent the request twice. The first run of `settle` then waits for the job's lock, which
+    the earlier try has, and finds that it has nothing to write. But a statement that has waited for a lock still has
+    its old snapshot. So the first run does not see that the earlier try has settled the task; the second run sees this.
+    If the lease is lost, neither run changes anything.
     """
     outcome = await settle(settlements)
     lost = [one for one in settlements if outcome.verdicts[lease_of(one).task_id] is Verdict.LOST]
@@ -109,7 +108,8 @@ async def settle_twice(
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
     """The outcome that the `rows` of a settlement describe. A row has the verdict of one task, so a settlement must not
     have two leases of one task. `hints`: the statement also returns rows with an `outbox_id`. Such a row has a hint (a
-    message that tells workers of a due task) and no verdict. `ends`: the rows also name the jobs that have ended.
+    message that tells workers of a due task) and no verdict. `ends`: the rows also have the columns that `ended_jobs`
+    reads.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:

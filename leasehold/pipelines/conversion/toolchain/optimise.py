@@ -1,5 +1,6 @@
-"""Optimises a model for the open toolchain (onnxruntime, without the vendor's tools): checks the model, converts its
-opset, simplifies it, and compares its answers with those of the original.
+"""Optimises a model for the open toolchain (onnxruntime, without the vendor's tools). Checks the model, converts its
+opset (the version of the ONNX standard that it uses), simplifies it, and compares its answers (the values of its
+outputs) with those of the original.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import fix_inputs, infer_shapes
 
-_TRIALS = 3  # the number of random inputs for which the answers of both models are compared
+#: The answers of the original and of the optimised model are compared for this many random inputs.
+_TRIALS = 3
 #: The largest difference between the answers of both models that is accepted, as a share of the output's largest value.
 #: Sums differ a little, because the optimised model adds in another order.
 _TOLERANCE = 1e-3
-#: The newest file format that onnxruntime's releases of the last two years can read.
+#: The newest version of ONNX's file format that onnxruntime's releases of the last two years can read.
 _IR_VERSION = 10
 _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
 
 def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
     """Check the model. Returns the model with a fixed batch size, with inferred shapes, and in an opset that
-    onnxruntime promises to run. Also returns one sentence for each change.
+    onnxruntime promises to run. Also returns one sentence for each change. Raises Permanent if the model is refused.
     """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
@@ -125,7 +127,9 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
 def difference_report(
     before: dict[str, Any], after: dict[str, Any], changes: list[str], difference: float
 ) -> dict[str, Any]:
-    """The report of the step: the facts of both models, the changes, and the largest difference of their answers."""
+    """The report of the step. `before`, `after`: the facts of the original and of the optimised model. `operators`
+    among these facts says how often each operator occurs.
+    """
     operators = sorted({*before["operators"], *after["operators"]})
     changed_operators = {
         name: after["operators"].get(name, 0) - before["operators"].get(name, 0)

@@ -1,4 +1,7 @@
-"""Quantises a model to int8 for the open toolchain: static, QDQ, per channel, calibrated by minimum and maximum."""
+"""Quantises a model to int8 for the open toolchain. The quantisation is static: onnxruntime first runs samples, and the
+range of a tensor is the minimum and the maximum of its values. Weights have one scale for each channel. The int8 model
+has the form QDQ: the nodes QuantizeLinear and DequantizeLinear stand around the operators of the original.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def quantise_static(
     model = _copy_with_names(source, private_copy)
     options["TensorQuantOverrides"] = {name: [_ONE_SCALE] for name in _of_one_scale(model)}
     excluded = [*float_layers, *_clips_without_zero(model)]
-    del model
+    del model  # frees its memory, because onnxruntime reads the model from the file
     root = logging.getLogger()
     level = root.level
     # Otherwise onnxruntime would log the advice to optimise the model. But the step `onnx` has already optimised it.
@@ -100,9 +103,9 @@ def _protect(path: Path, float_layers: Sequence[str]) -> None:
     """Change the int8 model, so that onnxruntime leaves these layers float when it loads the model.
 
     When onnxruntime loads a model, its optimiser WeightBiasQuantization quantises the weights of a layer that stands
-    between DequantizeLinear and QuantizeLinear. The user of a package would have to switch this optimiser off. But the
-    optimiser leaves the layer alone if another node stands between DequantizeLinear and the layer. So this function
-    inserts `Max` with the lowest float. This node changes no value, and no optimiser removes it.
+    between DequantizeLinear and QuantizeLinear. Without this function, the user of a package would have to switch the
+    optimiser off. The optimiser leaves the layer alone if another node stands between DequantizeLinear and the layer.
+    So this function inserts `Max` with the lowest float. This node changes no value, and no optimiser removes it.
     """
     model = onnx.load_model(path)
     nodes: list[onnx.NodeProto] = []
@@ -134,8 +137,8 @@ def _copy_with_names(source: Path, target: Path) -> onnx.ModelProto:
 
 def _of_one_scale(model: onnx.ModelProto) -> list[str]:
     """The names of the weights that need one scale, because onnxruntime cannot quantise them with a scale for each
-    channel, or cannot run the result. These are weights with more than two dimensions of a MatMul, and the weights of a
-    ConvTranspose with several groups.
+    channel, or cannot run the result. These are the weights of a MatMul if they have more than two dimensions, and the
+    weights of a ConvTranspose with several groups.
     """
     dimensions = {constant.name: len(constant.dims) for constant in model.graph.initializer}
     names: list[str] = []
@@ -158,6 +161,7 @@ def _clips_without_zero(model: onnx.ModelProto) -> list[str]:
     for node in model.graph.node:
         if node.op_type != "Clip":
             continue
+        # A bound is None if the Clip has no such bound, or if the bound is no constant.
         bounds = [numpy_helper.to_array(constants[name]) if name in constants else None for name in node.input[1:]]
         lowest, highest = [*bounds, None, None][:2]
         if (lowest is not None and np.all(lowest > 0)) or (highest is not None and np.all(highest < 0)):

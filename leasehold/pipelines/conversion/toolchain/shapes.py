@@ -1,5 +1,5 @@
-"""Reads the shapes, sizes, operators and multiplications of a model's graph. Both toolchains (our own, and that of
-Kneron, the vendor of the chips) check and report these facts.
+"""Fixes and infers the shapes in a model's graph, and reads its sizes, operators and multiplications. Both toolchains
+(our own, and that of Kneron, the vendor of the chips) check and report these facts.
 """
 
 from __future__ import annotations

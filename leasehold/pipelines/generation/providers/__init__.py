@@ -1,7 +1,8 @@
 """The providers (services that make images or videos): four built-in providers, and the providers that the settings
 declare.
 
-The endpoints read the `Catalogue`; the steps of a worker use the open `Providers`.
+The endpoints read the `Catalogue` (what the settings say about each provider). The steps of a worker use `Providers`
+(the clients of the providers). A provider's kind is `image` or `video`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
 BUILT_IN = ("jimeng", "ark", "replicate", "fal")
-#: The orders (provider, kind) that a built-in provider answers immediately with the files. The provider has no request
-#: that finds such an order again.
+#: The pairs (built-in provider, kind) for which the answer to an order already has the files. The provider has no
+#: request that finds such an order again.
 _ANSWERED_WITH_FILES = frozenset({("ark", "image")})
 
 
@@ -84,7 +85,7 @@ def _by_name(provider_declarations: list[Declaration]) -> dict[str, Declaration]
 
 
 class Providers:
-    """Open providers by name."""
+    """The clients of the providers, by name. They share one open RequestSender."""
 
     def __init__(self, catalogue: Catalogue, opened: Mapping[str, Provider]) -> None:
         self.catalogue = catalogue

@@ -27,7 +27,9 @@ def signed_headers(
     service: str,
     now: datetime,
 ) -> dict[str, str]:
-    """The headers of a signed POST to `/`. The signature also covers `host`, but the HTTP client itself sends it."""
+    """The headers of a signed POST to `/`. The signature also covers the header `host`. But this header is not among
+    the returned headers, because the HTTP client itself sends it.
+    """
     instant = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     day = instant[:8]
     digest = hashlib.sha256(body).hexdigest()

@@ -1,10 +1,10 @@
 """Reads the header of an AVIF file: the size of its largest item or track, and the number of frames. An item is a still
 image. A track is an animation; the format calls its frames samples.
 
-The items and tracks of a file declare sizes. But a decoder allocates memory by the sizes in their AV1 streams. So this
-module refuses a file if a stream has a larger frame than its item or track declares. Exception: an item with several
-layers may declare the size of a small layer. Then the larger of its declared and its coded width counts as its width,
-and likewise for its height.
+The items and tracks of a file declare sizes. But a decoder allocates memory by the coded sizes, which are in the AV1
+streams of the items and tracks. So this module refuses a file if a coded frame is larger than its item or track
+declares. Exception: an item with several layers may declare the size of a small layer. Then the larger of its declared
+and its coded width counts as its width, and likewise for its height.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def read(data: bytes) -> Header:
 
 
 def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
-    """Check the file's items. Returns the sizes of the stills and grids."""
+    """Check the file's items. Returns the sizes of the stills, and of the grids (items that are put together from
+    stills).
+    """
     heif_checks.check_bytes_to_copy(items)
     # Items without bytes are left out, because a decoder skips them, too.
     stills = {
@@ -60,6 +62,7 @@ def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
     return [*stills.values(), *grids.values()]
 
 
+# The size of a still. Raises Permanent `corrupt_image` if a coded frame is too large for it.
 def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
     declared, coded = heif_checks.declared_size(item, data), streams.read_item(item)
     if any(item.property(kind) is not None for kind in _LAYERS):
@@ -83,8 +86,8 @@ class _Streams:
         self._by_pieces: dict[_Pieces, av1.Size] = {}
 
     def read_item(self, item: Item) -> av1.Size:
-        """The largest width and height in an item. Encoders store equal tiles only once, so this class reads such bytes
-        only once.
+        """The largest coded width and height in an item. Encoders store equal tiles only once, so several items may
+        have the same pieces. This class reads such pieces only once.
         """
         pieces = tuple(item.pieces)
         if pieces not in self._by_pieces:
@@ -94,6 +97,7 @@ class _Streams:
     def read_track(self, samples: list[tuple[int, int]]) -> av1.Size:
         return self._read(self._data[start:end] for start, end in samples)
 
+    # The largest coded width and height in one AV1 stream, whose bytes are `samples`.
     def _read(self, samples: Iterator[bytes]) -> av1.Size:
         stream = av1.Stream(av1.MAX_UNITS - self._units)
         for sample in samples:

@@ -1,5 +1,6 @@
 """Reads the tracks of an AVIF sequence: their declared sizes, and the positions of their samples (frames). AVIF is made
-of nested boxes (ISO 14496-12). A `Box` is (kind, start of its content, end).
+of nested boxes (ISO 14496-12). A `Box` is (kind, start of its content, end). A chunk is a piece of the file that has
+several samples of a track, without gaps between them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     """The track in the box `trak`. Returns None if a decoder skips the track, because it is no picture or has an
     unknown codec.
 
-    `samples_left`, `bytes_left`: how many samples and bytes this track may still have. All tracks share two limits
-    (MAX_SAMPLES, and the bytes of the file), and these are what the earlier tracks have left of them.
+    `samples_left`, `bytes_left`: how many samples and bytes this track may have. All tracks together may have
+    MAX_SAMPLES samples, and as many bytes as the file. The two numbers are what the earlier tracks have left.
     """
     table = _sample_table(data, box)
     if table is None:
@@ -59,7 +60,7 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     entries = [
         entry
         for kind, start, end in _children_of(data, table, b"stsd")
-        # 4 bytes: the number of entries
+        # Skip the number of entries, which has 4 bytes. An entry `av01` describes samples of AV1.
         for entry in _children_of(data, (kind, start + _FULL_HEADER + 4, end), b"av01")
     ]
     if not entries:
@@ -88,7 +89,9 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
 
 
 def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample in the file. In a chunk, the samples follow each other without gaps."""
+    """Start and end of each sample in the file. `table`: the `stbl` box. `samples_left`, `bytes_left`: as for
+    `_read_track`.
+    """
     offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
@@ -98,7 +101,7 @@ def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -
             raise corrupt_image("a track has too many samples, or a chunk without one")
         position = offset
         for _ in range(count):
-            size = next(sizes, 0)
+            size = next(sizes, 0)  # 0: there are fewer sizes than samples
             if not 0 < size <= len(data) - position:
                 raise corrupt_image("a sample has no bytes, or more bytes than the file")
             bytes_left -= size

@@ -1,5 +1,5 @@
-"""Reads the items of a HEIF file: their kinds, properties and references, and the positions of their bytes. A box
-(`Box`) is a part of the file, with a kind and a content.
+"""Reads the items of a HEIF file: their kinds, properties and references, and the positions of their bytes. A box is a
+part of the file. `Box` is a tuple: the box's kind, and the start and the end of its content in the file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000  # side by side in the file, or directly inside one box
-#: The most pieces of all items together. `iloc` may describe a piece in zero bytes, so a small file can name very many
-#: pieces.
+#: The most pieces of all items together. The box `iloc`, which lists the pieces, may describe a piece in zero bytes, so
+#: a small file can name very many pieces.
 MAX_PIECES = 20_000
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box (a box that has them)
-_IN_FILE, _IN_DATA = 0, 1  # an item's pieces are at positions in the file, or in its `idat` box
+# The construction method of an item: its pieces are at positions in the file, or in the content of the box `idat`.
+_IN_FILE, _IN_DATA = 0, 1
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ def read_items(data: bytes, outer_boxes: list[Box], *, may_share_bytes: bool = F
     """
     meta = _meta_boxes(data, outer_boxes)
     items = _list_items(data, meta[b"iinf"])
-    data_box = meta.get(b"idat", (b"", 0, 0))
+    data_box = meta.get(b"idat", (b"", 0, 0))  # a file without this box: an empty box
     for number, pieces in _read_locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
         _item_of(items, number).pieces += pieces
     _check_bytes(data, items, may_share_bytes=may_share_bytes)
@@ -109,6 +110,7 @@ def _meta_boxes(data: bytes, outer_boxes: list[Box]) -> dict[bytes, Box]:
     return by_kind
 
 
+# The items that the box `iinf` lists, by their numbers. An item has only its kind yet.
 def _list_items(data: bytes, box: Box) -> dict[int, Item]:
     _, start, end = box
     items: dict[int, Item] = {}
@@ -125,10 +127,10 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 
 
 def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The number of each item, with start and end of each of its pieces.
+    """The number of each item, with start and end of each of its pieces. `box`: the box `iloc`. `data_box`: `idat`.
 
-    After the version and flags come four numbers of 4 bits each. Each number says how many bytes a later field has: the
-    offset, the length, the base offset, and the index of a piece.
+    After the version and flags come four numbers of 4 bits each. They say how many bytes four later fields have: the
+    offset and the length of a piece, the base offset of an item, and the index of a piece.
     """
     _, start, _ = box
     version = data[start]
@@ -211,7 +213,7 @@ def _read_properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
             ]
             if max(indices, default=0) > len(properties):
                 raise corrupt_image("an item names a property that the file does not have")
-            yield number, [properties[index - 1] for index in indices if index]
+            yield number, [properties[index - 1] for index in indices if index]  # index 0: no property
 
 
 def _read_references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]:

@@ -13,6 +13,7 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
+# The tags (numbers) of the fields that this module reads. A directory has an entry for each field of a page.
 _WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 259, 274, 322, 323
 _TAGS = {_WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT}
 #: The accepted codecs: uncompressed (1), fax (2, 3, 4), LZW (5), JPEG (7), Deflate (8 and its old number 32946),
@@ -44,7 +45,7 @@ def read(data: bytes) -> Header:
 
 
 def _entries(data: bytes, byte_order: str) -> dict[int, int]:
-    """The values of _TAGS in the file's first directory."""
+    """The fields of the file's first directory, if they are in _TAGS: tag -> value."""
     (directory,) = struct.unpack_from(f"{byte_order}I", data, 4)
     (count,) = struct.unpack_from(f"{byte_order}H", data, directory)
     values: dict[int, int] = {}
