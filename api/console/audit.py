@@ -29,7 +29,8 @@ Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 FilterText = Annotated[str, Query(max_length=200)]
 #: The number of audit rows on a page.
 _PAGE = 50
-#: The page checks at most MAX_CHECKED of a chain's newest rows. All requests share the result for _SHARED_SECONDS.
+#: The page checks at most MAX_CHECKED of a chain's newest rows. For _SHARED_SECONDS, other requests for the page use
+#: the result of this check.
 MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 

@@ -1,4 +1,6 @@
-"""How an app reaches its installation: `Link`, and `DatabaseLink`, which connects to PostgreSQL and the broker."""
+"""The connection of an app to its installation. `Link` is its interface. `DatabaseLink` connects to PostgreSQL and the
+broker. (`HttpLink`, in another module, connects to the API.)
+"""
 
 from __future__ import annotations
 
@@ -161,9 +163,9 @@ class DatabaseLink:
         """Write the runs of `new_calls`. These are the calls of `calls` whose ids are not in `earlier_ids`. Returns
         what was written, and `earlier_ids`.
 
-        If some of these runs exist, write nothing. Return None and the new `earlier_ids`, which the next try leaves
-        out. The existing runs were written by an earlier submission with the same ids, or by an earlier try of this
-        submission, whose answer was lost. Raises Conflict for an id that another run has.
+        If some of these runs exist, write nothing. Return None and the new `earlier_ids`. The next try leaves their
+        calls out. The existing runs were written by an earlier submission with the same ids, or by an earlier try of
+        this submission, whose answer was lost. Raises Conflict for an id that another run has.
         """
         try:
             return await self._write(new_calls), earlier_ids
@@ -229,8 +231,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit. Then admit the runs that wait at the commit's concurrency limits: start the
-        runs for which the limits have room. If this process cannot publish or admit, workers do so a little later.
+        """Publish the hints of a commit. Then admit runs that wait at the commit's concurrency limits, as many as the
+        limits have room for. If this process cannot publish or admit, workers do so a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -369,6 +371,7 @@ class DatabaseLink:
             return self._store
 
     async def _close(self) -> None:
+        # Wait a moment, so that the hints of the last commits are still published.
         await self._endings.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_BROKER_SECONDS):

@@ -22,8 +22,8 @@ class Retry:
 
     The first delay is `delay`. Each further delay is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
-    together. `never`: exceptions after which no attempt follows. With `StepTimeout` among them, an attempt that
-    exceeds its time limit is the last.
+    together. `never`: exceptions after which no attempt follows. If `StepTimeout` is one of them, no attempt follows an
+    attempt that has exceeded its time limit.
     """
 
     times: int = 4

@@ -1,5 +1,5 @@
-"""A worker outside the platform: it claims tasks over HTTP, renews their leases, runs a handler and settles the tasks
-(reports how each ended).
+"""A worker outside of the platform. It claims tasks over HTTP, renews their leases, runs a handler and settles the
+tasks (reports how each ended).
 
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
@@ -167,7 +167,7 @@ class Task:
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
         """Add a line to the run's log. The line is sent within a second, and before the task is settled. If too many
-        lines already wait until the API accepts them, the line is dropped. A later line says how many were dropped.
+        lines already wait to be sent, the line is dropped. A later line says how many were dropped.
 
         `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; only the first 32
         are sent. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
@@ -298,7 +298,7 @@ class ExternalWorker:
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        #: A refusal for each task since the last task that the API let this worker settle.
+        #: The refused settlements, one for each task since the last task that this worker could settle.
         self._unsettled: list[Refused] = []
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # without the API key, for signed URLs
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
@@ -413,9 +413,10 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task. If the API refuses the settlement, report the refusal as the attempt's failure. Exception: a
-        failure that was refused is sent again with the refusal as its message. If the API refuses the second request,
-        too, the lease is left to expire, because the worker must go on with the next task.
+        """Settle the task. If the API refuses the settlement, report the refusal as the attempt's failure. If the
+        refused settlement was itself a failure, this sends the failure again, with the refusal as its message. If the
+        API refuses the second request, too, the lease is left to expire, because the worker must go on with the next
+        task.
 
         Raises LeaseLost, and Refused if the API refuses the API key.
         """

@@ -55,7 +55,9 @@ class Following(Generic[T]):
         return call
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """Seconds until the next connection; None: this answer brings the items. Raises as Tries.after_answer does."""
+        """Returns None if this answer brings the items. If the request failed and is to be sent again, returns the
+        seconds until then. Raises the error of an answer after which the request is not sent again.
+        """
         assert self._tries is not None
         pause = self._tries.after_answer(answer)
         if pause is None:
@@ -82,8 +84,8 @@ class Following(Generic[T]):
 
     def after_nothing(self, job: models.Job) -> float | None:
         """Call this after a connection that ended without an item. Returns the seconds until the next connection; None:
-        connect immediately. `job`: the job, read after that connection. If the job has ended, one more connection
-        brings the last items, if any are left.
+        connect immediately. `job`: the job, read after that connection. If the job has ended, the client connects once
+        more, because the job may have written its last items after that connection ended.
 
         The API ends a connection without items after ten minutes. But a proxy may end each connection immediately. So
         the pause grows with the number of such connections in a row.

@@ -54,7 +54,7 @@ class OneConnection:
 
 #: The most seconds that `end_timed_out` waits. If the network is down, a longer wait would not help.
 _CANCEL_SECONDS = 2.0
-#: A poll window that contains every row.
+#: `window_interval` returns this for a poll without a window, because such an interval contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 
 #: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the

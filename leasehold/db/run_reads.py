@@ -66,6 +66,7 @@ CROSS JOIN LATERAL (
 """
 
 
+# A run alone, without its steps and outputs.
 HEAD = f"""
 -- run_head
 {_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2
@@ -111,7 +112,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
     status_condition = ""
-    if status is not None:  # repeat the conditions on the columns of `j`, because the index is one of `job`
+    if status is not None:  # repeat the conditions on columns of `j`, because only they can use an index of `job`
         status_condition = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"
@@ -143,9 +144,9 @@ async def list_runs(
 # died, but its row still exists.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
 # queues. `queue_with_tasks`: the queues with tasks that wait to run, now or later; the recursion jumps through an index
 # from queue to queue. `served_queue`: the queues that workers serve, without draining and silent workers.
-# `queue_starts`: by queue, how many attempts the workers started in their last minute. `share`: at most `max_tasks` due
-# tasks are counted in each queue. A queue of external workers is stored as `ext:<tenant>:<queue>`. There may be very
-# many queues of external workers, so they come last.
+# `queue_starts`: by queue, how many attempts the workers started in their last minute. `share.max_tasks`: at most this
+# many due tasks are counted in each queue, which follows from $1, $2 and the number of queues. A queue of external
+# workers is stored as `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (

@@ -79,7 +79,7 @@ job = Table(
     # the latest time of its admission.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
-    # the last event's number: counted up under the row's lock, without gaps
+    # the number of the last event. It is counted up under the row's lock, so that the numbers have no gaps
     Column("event_seq", Integer, nullable=False),
     Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0: the job has succeeded
     Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
@@ -168,8 +168,8 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
-#: The callback URL of a job, to which each end of the job is sent. A job may end again, after a retry. `delivery_id`:
-#: the delivery job of the latest end.
+#: The callback URL of a job. The platform sends each end of the job to this URL. (After a retry, a job may end again.)
+#: `delivery_id`: the delivery job of the latest end.
 job_callback = Table(
     "job_callback",
     metadata,
@@ -193,7 +193,7 @@ tombstone = Table(
     Index("tombstone_at", "at"),
 )
 
-#: The jobs that a bulk operation could not act on.
+#: The jobs on which a bulk operation could not act, each with the reason.
 operation_refusal = Table(
     "operation_refusal",
     metadata,
@@ -349,11 +349,12 @@ failure = Table(
     CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
 )
 
-# Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
-# have moved to `kept_event` (history.py). Readers use the view `history`: the rows of `event` and `kept_event`, and
-# the derived events of jobs with a single task. `job_status` and `task_status` are the states of the job and of the
-# task after the event. So after a job has ended, its last event has the status of its row in `job`. The last event of
-# each task has the status of the task's row in `task`.
+# The history of jobs. Rows are only added, and the table has a partition for each day. An old partition is dropped,
+# after the events of jobs that still exist have moved to `kept_event` (history.py). Readers use the view `history`,
+# which has the rows of `event` and `kept_event`, and the events of jobs with a single task (see `single_task` of
+# `job`). `job_status` and `task_status` are the states of the job and of the task after the event. So after a job has
+# ended, its last event has the status of its row in `job`. The last event of each task has the status of the task's row
+# in `task`.
 event = Table(
     "event",
     metadata,
@@ -372,6 +373,7 @@ event = Table(
     postgresql_partition_by="RANGE (at)",
 )
 
+# The events of existing jobs whose partition of `event` was dropped. The columns are those of `event`.
 kept_event = Table(
     "kept_event",
     metadata,
@@ -435,7 +437,8 @@ outbox_batch = Table(
 worker = Table(
     "worker",
     metadata,
-    # A new id for each start of the process. With a reused id, the tasks of the previous process would seem to run.
+    # A new id for each start of the process. With a reused id, the tasks that a previous process had leased would seem
+    # to run still.
     Column("id", Uuid, primary_key=True),
     # The number of the worker's advisory lock (its presence). `present`: whether it held the lock at its last report.
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
@@ -478,8 +481,8 @@ quarantine = Table(
     PrimaryKeyConstraint("duty", "unit"),
 )
 
-#: Which process leads each role, and until when. A role is a duty that one process at a time does for all, or the
-#: writing of an app's schedules.
+#: Which process has each role, and until when. A role is a piece of work that only one process at a time may do: a duty
+#: of the leader, or the writing of an app's schedules.
 leadership = Table(
     "leadership",
     metadata,
@@ -488,6 +491,7 @@ leadership = Table(
     Column("until", _INSTANT, nullable=False),
 )
 
+# The keys with which clients call the API. The secret of a key is not stored.
 api_key = Table(
     "api_key",
     metadata,
@@ -514,8 +518,8 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    # adopt: an order that exists at the provider becomes the step's order; again: order again; give_up: the job stays
-    # failed
+    # adopt: an order that exists in the other system becomes the step's order; again: the step orders again; give_up:
+    # the job stays failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id in that system

@@ -19,8 +19,8 @@ from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, S
 from leasehold.domain.sentences import full_stop
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: `external`: an external worker does the step. `pipeline.step`: the platform's workers do the step with the handler of
-#: that pipeline's step.
+#: Who does a step. `external`: an external worker. `PIPELINE.STEP`: the platform's workers, with the handler of that
+#: step of that pipeline. The name of a pipeline may contain a dot.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62}){1,2})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
@@ -192,7 +192,7 @@ def _timedelta_of(seconds: int | None) -> timedelta | None:
 
 
 def template_of_pipeline(pipeline: Pipeline) -> Template:
-    """The template that describes a pipeline in code, because the API shows all templates in the same form."""
+    """A pipeline of code in the form of a template, because the API shows all templates in the same form."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,

@@ -49,8 +49,8 @@ class Tidying:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting(Generic[_Unit]):
-    """A duty that deletes objects before their rows: `find` returns units (a unit is some objects with their rows),
-    `delete` deletes the objects of one unit, and `forget` deletes the rows of units.
+    """A duty that deletes objects before their rows. A unit is some objects with their rows. `find` returns the units
+    that are due, `delete` deletes the objects of one unit, and `forget` then deletes the rows of units.
 
     If a unit fails by itself, for example because the store refuses to delete its objects, the duty quarantines the
     unit (sets it aside and tries it again later), and goes on with the other units. So `find` must leave out
@@ -67,7 +67,7 @@ class Forgetting(Generic[_Unit]):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A duty of another form than Tidying and Forgetting. `turn` is called once a minute. But if a call of `turn`
+    """A duty that is neither a Tidying nor a Forgetting. `turn` is called once a minute. But if a call of `turn`
     returns a number, the next call comes after this many seconds.
     """
 

@@ -38,7 +38,7 @@ _GRACE_SECONDS = 60
 SLOWEST_TRANSFER = timedelta(days=1)
 #: A refused upload gets a Retry-After of this many seconds.
 _RETRY_SECONDS = 60.0
-#: In place of (task id, epoch), for an upload that belongs to no attempt of an external worker.
+#: The value of `attempt` for an upload that belongs to no attempt of an external worker.
 _NO_ATTEMPT = (None, None)
 #: A multipart upload of the platform that is older than this has no living writer. Clocks may differ by an hour or two.
 _LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
@@ -66,9 +66,9 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
-# key, and the row of a finished upload can be deleted. (If the object is deleted while the URL still works, the code
-# that deletes it writes the row again.)
+# Deletes the row of a finished upload. This is possible only for an upload with a signed size (`exact`), because the
+# store accepts only objects of that size, so housekeeping need not inspect the key any more. (If the object is deleted
+# while the URL still works, the code that deletes it writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 # $1 the grace after the end of the URL. The statement returns at most $2 uploads. `url_expired`, `transfers_over`: see
 # Due.
@@ -99,15 +99,17 @@ _CONDEMN_PREFIX = """
 -- upload_condemn
 UPDATE upload SET open = false WHERE key = $1 AND tenant_id = $2 RETURNING true
 """
-# $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
-# has ended. At its end, either the completion of the attempt deletes the row, or `give_up` closes the upload
-# (limits/external_files.py). Until then one inspection a day is enough, because no transfer can arrive any more.
+# Deletes the row of an upload once no transfer can arrive any more. $1 key, $2 tenant, $3 `most` when the object was
+# read. Exception: the row of a file that an external worker has announced stays until the attempt has ended. At its
+# end, either the completion of the attempt deletes the row, or `give_up` closes the upload (limits/external_files.py).
+# Until then one inspection a day is enough, because no transfer can arrive any more.
 _FORGET_OVER = """
 -- upload_over
 DELETE FROM upload
 WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL) AND most = $3
 """
-# For the row of such a file, in place of _FORGET_OVER. $3 the size of the stored object.
+# Keeps the row of such a file, for which _FORGET_OVER does nothing. $1 key, $2 tenant, $3 the size of the stored
+# object.
 _KEEP_OVER = """
 -- upload_kept
 UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'
@@ -201,8 +203,8 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. `keep`: an object may stay if it has at most this many bytes; None: no object may stay.
-    Housekeeping later deletes an object that may not stay.
+    """Finish the upload. `keep`: an object at the key may stay if it has at most this many bytes; None: no object may
+    stay. Housekeeping later deletes an object that may not stay.
     """
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)

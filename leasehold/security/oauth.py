@@ -1,6 +1,7 @@
-"""OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
+"""Fetches the access token with which the platform sends requests to another service. It uses the client credentials of
+OAuth 2.0 (RFC 6749, 4.4).
 
-Promotions use this token to copy a finished model to the HTTP file service from which an installation serves its
+Promotions use it. A promotion copies a finished model to the HTTP file service from which an installation serves its
 models.
 """
 

@@ -1,5 +1,5 @@
 """Counts the tasks that failed for good. The worker whose attempt failed counts the task. If that worker was lost, the
-worker whose sweeper ended its lease counts the task.
+worker whose sweeper ended the lease counts the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ BY_PIPELINE = fast_counter(
     "process has no code of, such as a template. Without deliveries whose webhook is disabled: its owner has them",
     ["pipeline"],
 )
-#: Codes of dead letters that only the owner of a webhook can mend. Operators need no alert about them.
+#: Dead letters with these codes have a cause that only the owner of a webhook can mend. BY_PIPELINE leaves them out,
+#: because operators need no alert about them.
 _OF_OWNERS = frozenset({"webhook_disabled"})
 #: BY_PIPELINE has a label for each pipeline in `_declared`. Dead letters of all other pipelines count as `other`.
 _OTHER = "other"
@@ -41,7 +42,7 @@ def declare(pipelines: Iterable[str]) -> None:
 
 
 def count_dead_letter(pipeline: str, step: str, code: str) -> None:
-    """Count a step that failed for good, and is in the list of dead letters now."""
+    """Count a task that failed for good. `code`: the code of its error."""
     DEAD.labels(pipeline, step, bounded_code(code)).inc()
     if code not in _OF_OWNERS:
         BY_PIPELINE.labels(pipeline if pipeline in _declared else _OTHER).inc()

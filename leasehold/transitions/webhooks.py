@@ -1,6 +1,6 @@
 """Writes the deliveries about jobs that have ended. An ended job gets a delivery job for each webhook that subscribes
-to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`
-(somebody waits for the job's end).
+to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's column
+`notify`, which says that the end of the job must still be reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.limits import TenantRules, applicable_limits, tenant_rules
 from leasehold.transitions.quarantine import not_in, run_units
 
-#: The name of this duty (a loop of the workers). The table `quarantine` lists, with this name, the jobs whose
-#: deliveries could not be written and which are set aside for a time. `counted` also creates the duty's counters.
+#: The name of this duty (a loop of the workers). If the deliveries of a job cannot be written, the job is set aside for
+#: a time, with this name in the table `quarantine`. `counted` also creates the duty's counters.
 DUTY = counted("webhooks")
 
 
@@ -225,7 +225,9 @@ def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRule
 
 
 def _deliveries(job: Any, webhooks: Sequence[Any], reported_jobs: ReportedJobs) -> list[dict[str, Any]]:
-    """The parameters of the deliveries about one job: one for each event that a webhook of its tenant subscribes to."""
+    """The parameters of the deliveries about one job. There is one delivery for each event and each webhook of the
+    job's tenant that subscribes to the event.
+    """
     if job["template"] is None and job["pipeline"] in reported_jobs.own:
         return []
     return [

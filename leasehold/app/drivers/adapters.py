@@ -42,9 +42,9 @@ class Adapter(ABC):
         """Raises TransactionRefused if the connection is not in a transaction, or the transaction has failed."""
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
-        """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. If `announce` is called without a commit, no harm is done, because workers then
-        only poll for due tasks in vain.
+        """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` tells
+        workers of the new tasks. It does not block, and raises nothing. If `announce` is called without a commit, no
+        harm is done, because workers then only look for tasks that do not exist.
         """
 
     def is_in_transaction(self) -> bool:
@@ -153,8 +153,9 @@ def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
     return tuple
 
 
-#: Sets a variable of PostgreSQL until the transaction ends. With autocommit the transaction ends with this statement,
-#: so the next statement does not find the variable.
+#: With these two statements, `check` finds out whether the connection is in a transaction. The first sets a variable of
+#: PostgreSQL until the transaction ends, and the second reads it. With autocommit, the transaction ends with the first
+#: statement, so the second does not find the variable.
 _SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
 _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT_SENTENCE = (

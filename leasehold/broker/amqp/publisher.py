@@ -1,5 +1,5 @@
-"""Publishes hints (messages that tell workers of due tasks) to RabbitMQ as persistent, mandatory messages, with many in
-flight at once.
+"""Publishes hints (messages that tell workers of due tasks) to RabbitMQ, with many in flight at once. The messages are
+persistent and mandatory. RabbitMQ returns a mandatory message if its queue does not exist.
 
 `publish` returns True for a hint that RabbitMQ confirmed. In every other case it returns False, and the relay sends the
 hint later. The relay is a loop of each worker that reads the outbox (the table of unconfirmed hints).
@@ -37,8 +37,8 @@ WINDOW = 500
 #: because somebody gave a queue a maximum length.
 _REFUSED_SECONDS = 0.5
 #: After a failed declare, the publisher pauses before it declares this queue again, because all hints of a batch wait
-#: for the declare, for up to RPC_SECONDS. With the pauses, failed declares of a queue take at most _DECLARE_SHARE of
-#: the time. No pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
+#: for the declare, for up to RPC_SECONDS. Each pause is long enough that failed declares of a queue take at most
+#: _DECLARE_SHARE of the time. But no pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
 _DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
@@ -115,8 +115,8 @@ class Publisher:
         return confirmed
 
     async def _publish_window(self, hints: Sequence[Hint]) -> list[bool]:
-        # Declare the queues that the channel has not declared, send the hints whose queues are declared, and wait for
-        # the confirms.
+        # Declare the queues that were not declared on this channel yet. Then send the hints whose queues are declared,
+        # and wait for the confirms.
         session = self._session
         if session is None:
             return [False] * len(hints)

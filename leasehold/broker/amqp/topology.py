@@ -42,7 +42,7 @@ class Topology:
     def __init__(self, prefix: str, queue_type: Literal["classic", "quorum"]) -> None:
         self.prefix = prefix
         self.queue_type = queue_type
-        self._conflicts: set[str] = set()
+        self._conflicts: set[str] = set()  # the queues whose conflict is logged already
         self._set_aside_due_at = float("-inf")  # when the queue of hints that were set aside may be declared again
 
     @property

@@ -1,4 +1,4 @@
-"""`record`: a running workflow commits calls now, and keeps its lease."""
+"""Commits the calls of a running workflow to its journal (`record`). The workflow keeps its lease and goes on."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-#: An input of these types with four dimensions is a picture.
+#: An input is a picture if its elements have one of these types, and it has this many dimensions.
 _OF_PIXELS, _PICTURE_DIMENSIONS = (np.uint8, np.int8), 4
 
 
@@ -89,8 +89,8 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Optimise the graph in ways that suit any processor, and write the new graph to `target`. onnxruntime loads the
-    new graph fast.
+    """Optimise the graph, but only in ways that suit any processor, and write the new graph to `target`. onnxruntime
+    then loads it fast.
     """
     options = _session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
