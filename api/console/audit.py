@@ -113,7 +113,9 @@ async def _check_chain(services: Services, shared_checks: Shared[CheckedChain], 
 
 
 async def _check_newest_rows(services: Services, head: Mapping[str, Any]) -> CheckedChain:
-    """`head`: the number and the hash of the chain's last row, and the number of its first row (`audit.heads`)."""
+    """Check the newest rows of a chain. `head`: the number and the hash of the chain's last row, and the number of its
+    first row (`audit.heads`).
+    """
     async with services.pool.acquire() as connection:
         broken = await audit.verify_newest(connection, head, MAX_CHECKED)
     rows = head["seq"] - head["first_seq"] + 1

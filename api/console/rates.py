@@ -100,7 +100,9 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
 
 
 def _part(start: datetime, end: datetime, job_page: Page) -> Part:
-    """`end`: the end of the part, or now if the part is not over yet. `job_page`: the sample."""
+    """The part, with counted or estimated numbers. `end`: the end of the part, or now if the part is not over yet.
+    `job_page`: the sample.
+    """
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     # `ended_at`: the job at which the query stopped, because it had read _MAX_READ rows.
     has_all_jobs = not job_page.has_more and job_page.ended_at is None

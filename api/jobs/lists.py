@@ -75,8 +75,8 @@ async def list_page(
 
 
 def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope | None:
-    """The jobs that the caller may read, limited to the kind and the tenant that the filter names. None: these are no
-    jobs. Raises InvalidFilter for a kind that the installation does not have.
+    """The jobs that the caller may read, limited to the kind and the tenant that the filter names. None: the caller may
+    read none of these jobs. Raises InvalidFilter for a kind that the installation does not have.
     """
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.find(job_filter.kind) is None:

@@ -72,8 +72,8 @@ async def delete(
     Returns the prefix of the job's objects in the store. The job then has a tombstone, and clients get 410. After the
     commit, the caller deletes the objects, and then the rows. If the caller fails, retention deletes what remains.
 
-    Returns None in two cases. If a worker still has the lease of a step, retention deletes the job once the job has
-    ended. Or the job's row was deleted after the caller had read it.
+    Returns None in two cases. Either a worker still has the lease of a step, and retention will delete the job once the
+    job has ended. Or the job's row was deleted after the caller had read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made

@@ -46,7 +46,7 @@ class Batches:
 
 
 async def result_alone(item: Any, call_all: CallAll) -> Any:
-    """The item's result, from a call with this item only."""
+    """The item's result, from a call of the function with this item only."""
     return result_of_one(await call_all([item]))
 
 

@@ -107,7 +107,7 @@ class DatabaseLink:
         self._endings = Endings(pool)
         self._store: ObjectStore | None = None
         self._store_lock = asyncio.Lock()
-        self._announcing: set[asyncio.Task[None]] = set()
+        self._announcing: set[asyncio.Task[None]] = set()  # asyncio tasks that run `_announce`
 
     @classmethod
     @asynccontextmanager
@@ -140,8 +140,8 @@ class DatabaseLink:
         # calls with the same debounce key have the same run.
         earlier_ids: dict[UUID, UUID] = {}
         written: Written | None = None
-        # Each turn of this loop writes the runs that do not exist yet. If some of these runs exist after all,
-        # `_write_or_find` writes nothing, and the next turn leaves them out.
+        # Each iteration of this loop tries to write the runs that do not exist yet. If some of these runs exist after
+        # all, `_write_or_find` writes nothing, and the next iteration leaves them out.
         while written is None:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:

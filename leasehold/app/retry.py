@@ -1,4 +1,6 @@
-"""`Retry`: how often a task is tried again, after which delays, and after which exceptions it is not tried again."""
+"""`Retry` declares how often a task is tried again, after which delays, and after which exceptions it is not tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.option_types import check_time, check_whole
 
-#: More retries help nobody. PostgreSQL counts attempts in a smallint, which has room for this number.
+#: More retries help nobody. The columns `max_attempts` and `errors` of `task` are smallints, which have room for this
+#: number.
 MAX_TIMES = 1000
 #: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100

@@ -44,7 +44,9 @@ class Delivery:
 
 
 class Broker(Protocol):
-    """Reconnects by itself for as long as it is open. If a server is unreachable, the methods raise no error."""
+    """The connection of one process to the broker. It reconnects by itself for as long as it is open. If a server is
+    unreachable, the methods raise no error.
+    """
 
     #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str

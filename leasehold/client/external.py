@@ -300,6 +300,7 @@ class ExternalWorker:
         self._lease_seconds = lease_seconds
         #: The refused settlements, one for each task since the last task that this worker could settle.
         self._unsettled: list[Refused] = []
+        # `mounts=DIRECT`: requests to this machine use no proxy.
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # without the API key, for signed URLs
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
 
@@ -313,7 +314,7 @@ class ExternalWorker:
     async def serve(self, handle: Handler) -> None:
         """Work on one task at a time, until the caller cancels `serve`. Then release the current task, whose attempt
         does not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that
-        the API does not let this worker settle, and after an empty answer that came at once.
+        the API does not let this worker settle, and after an answer without a task that came immediately.
 
         Raises Refused if the API refuses the API key or the queues, and if it refuses all settlements of three tasks in
         a row. For example, if a proxy lets only the claims through, the worker would run each task of the queue for
@@ -326,7 +327,7 @@ class ExternalWorker:
             try:
                 had_task = await self.work_once(handle, wait=_WAIT_SECONDS)
                 if not had_task and monotonic() - claimed_at < _OUTAGE_SECONDS:
-                    await asyncio.sleep(_OUTAGE_SECONDS)  # a proxy, or an API that stops, may answer each claim at once
+                    await asyncio.sleep(_OUTAGE_SECONDS)  # a proxy, or an API that stops, may answer without a wait
             except httpx2.HTTPError:
                 await asyncio.sleep(_OUTAGE_SECONDS)
             if len(self._unsettled) >= _MAX_UNSETTLED:
@@ -435,8 +436,8 @@ class ExternalWorker:
     async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
         This is safe, because the heartbeats keep the lease, and the API answers a repeated settlement as it answered
-        the first. If this worker stops before the API has answered, it releases the task. This is safe, too: if the
-        settlement did arrive, the API refuses the release.
+        the first. If this worker stops before the API has answered, it releases the task. This is safe, too, because
+        the API refuses the release if the settlement did arrive.
 
         Returns the API's refusal of this settlement. Raises LeaseLost, and Refused if the API refuses the API key.
         """

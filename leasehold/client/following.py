@@ -23,8 +23,8 @@ class Following(Generic[T]):
     how often the request is sent again.
 
     For each connection, a client sends the request of `connect`, and calls `after_answer`. Then it calls `items` with
-    each piece of the answer. If the connection breaks, it calls `after_error`. If the answer ends without an item, it
-    reads the job and calls `after_nothing`.
+    each piece of the answer. If the connection breaks, the client calls `after_error`. If the answer ends without an
+    item, the client reads the job and calls `after_nothing`.
     """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:

@@ -206,7 +206,7 @@ class WatchedConnection(_Connection):
         return await self._carry_out(query, super().fetchval(query, *args, **options))
 
     async def _carry_out(self, _query: str, statement: Awaitable[_Answer]) -> _Answer:
-        """Await the statement, whose text is `_query`. Every statement goes this way."""
+        """Await the statement, whose text is `_query`. All methods above use this method."""
         if self.watch is not None:
             self.watch.begin(self)
         try:

@@ -144,9 +144,10 @@ async def list_runs(
 # died, but its row still exists.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
 # queues. `queue_with_tasks`: the queues with tasks that wait to run, now or later; the recursion jumps through an index
 # from queue to queue. `served_queue`: the queues that workers serve, without draining and silent workers.
-# `queue_starts`: by queue, how many attempts the workers started in their last minute. `share.max_tasks`: at most this
-# many due tasks are counted in each queue, which follows from $1, $2 and the number of queues. A queue of external
-# workers is stored as `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come last.
+# `queue_starts`: by queue, how many attempts the workers started in their last minute. At most `share.max_tasks` due
+# tasks are counted in each queue. This number follows from $1, $2 and the number of queues on the page. A queue of
+# external workers is stored as `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come
+# last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (

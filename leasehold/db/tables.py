@@ -90,8 +90,8 @@ job = Table(
     # computed from them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
-    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
-    Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
+    Column("leased", SmallInteger, nullable=False, server_default="0"),  # how many steps have a lease now
+    Column("external", SmallInteger, nullable=False, server_default="0"),  # how many steps external workers do
     # The job waits at its concurrency limits (transitions/concurrency).
     Column("held", Boolean, nullable=False, server_default="false"),
     # The job has concurrency limits, so its end may let them admit other jobs.
@@ -390,7 +390,8 @@ kept_event = Table(
     Column("data", JSONB),
     PrimaryKeyConstraint("job_id", "seq"),
 )
-#: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
+#: A view. It has the rows of `event` and `kept_event`, and events that it derives from the rows of jobs and tasks
+#: (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
 #: Hints (messages about tasks that may be due) that the broker has not confirmed yet (broker/outbox.py).

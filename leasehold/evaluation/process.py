@@ -61,6 +61,7 @@ class Process:
         `question`: the question as JSON (evaluator._Question.encode).
         """
         assert self._process.stdin is not None
+        # QUESTION and ANSWER (child.py) are the heads of the two messages. A head has the length of its message.
         try:
             async with asyncio.timeout(wall_seconds):
                 self._process.stdin.write(QUESTION.pack(len(question), cpu_seconds) + question)

@@ -1,5 +1,6 @@
-"""The hook `Kind.housekeeping`: the types with which a kind of work declares duties (maintenance loops) that delete
-what the kind does not need any more. The leading worker runs the duties (worker/maintenance/housekeeping.py).
+"""The types with which a kind of work declares its housekeeping (`Kind.housekeeping`). It consists of hooks, and of
+duties (maintenance loops) that delete what the kind does not need any more. The leading worker runs the duties
+(worker/maintenance/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -96,12 +97,13 @@ class KindHousekeeping:
 
 def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list[KindHousekeeping]:
     """The housekeeping of all `kinds`, in their order."""
+    # `kind.housekeeping` is the path `module:function` of a function that makes the housekeeping of the kind.
     return [load(kind.housekeeping)(context) for kind in kinds if kind.housekeeping is not None]
 
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    """The hooks of all kinds. The platform's own hook, `forget_with_jobs`, comes first, whatever the kinds are. It
-    watches for files that external workers still send, and any kind may have steps of external workers.
+    """The platform's own hook, `forget_with_jobs`, and then the hooks of the kinds. The platform's hook watches for
+    files that external workers still send. It is always there, because any kind may have steps of external workers.
     """
     hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
     return [external_files.forget_with_jobs, *hooks_of_kinds]

@@ -45,8 +45,8 @@ _LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS_PREFIX = "jobs/"
 
-# Columns of `upload`. `most`: the size of the largest object that may stay. `writable_until`: the end of the URL.
-# `look_at`: the next inspection. `forget_at`: no transfer can arrive after this time.
+# Writes the row of a new upload. The columns of `upload`: `most` is the size of the largest object that may stay.
+# `writable_until` is the end of the URL, and `look_at` the next inspection. After `forget_at` no transfer can arrive.
 #
 # $1 key, $2 tenant, $3 the bytes with which the upload counts, $4 `most`, $5 seconds for which the client may begin to
 # send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts exactly $3 bytes,
@@ -58,8 +58,8 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# $1 key, $2 tenant, $3 a bound that lowers `most`, $4 the grace after the end of the URL. If `most` is -1, housekeeping
-# deletes any object at the key: immediately, and again after the last possible transfer.
+# Finishes an upload. $1 key, $2 tenant, $3 a bound that lowers `most`, $4 the grace after the end of the URL. If `most`
+# is -1, housekeeping deletes any object at the key: immediately, and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
@@ -70,8 +70,8 @@ WHERE key = $1 AND tenant_id = $2
 # store accepts only objects of that size, so housekeeping need not inspect the key any more. (If the object is deleted
 # while the URL still works, the code that deletes it writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
-# $1 the grace after the end of the URL. The statement returns at most $2 uploads. `url_expired`, `transfers_over`: see
-# Due.
+# Returns at most $2 uploads that are due for an inspection. $1 the grace after the end of the URL. `url_expired`,
+# `transfers_over`: see Due.
 _DUE = f"""
 -- uploads_due
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS url_expired,
@@ -79,12 +79,12 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored object, $4 seconds until
-# the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While the client may
-# still send, an upload counts with its declared bytes or its stored bytes, whichever number is higher. After that it
-# counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
-# read. If `most` has changed, this statement changes nothing, and the upload stays due. If the client has got a new
-# URL, `writable_until` is later, and the client may send again.
+# Records an inspection. $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored
+# object, $4 seconds until the next inspection, $5 `most` when the object was read, $6 the grace after the end of the
+# URL. While the client may still send, an upload counts with its declared bytes or its stored bytes, whichever number
+# is higher. After that it counts with its stored bytes, and the next inspection is the last. The upload may have
+# changed since the object was read. If `most` has changed, this statement changes nothing, and the upload stays due. If
+# the client has got a new URL, `writable_until` is later, and the client may send again.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET

@@ -37,8 +37,8 @@ def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Calla
     """Raise a decoder's errors as `damaged()`, because a damaged file can make a decoder raise any error, such as
     IndexError. Raise Pillow's refusal of the size as `too_many_pixels()`.
 
-    Three kinds of errors pass unchanged: a lack of memory and errors of the system (which have an errno), because they
-    are not faults of the picture, and errors that the platform itself raised (StepError).
+    Errors that the platform itself raised (StepError) pass unchanged. A lack of memory and errors of the system (which
+    have an errno) pass unchanged, too, because they are not faults of the picture.
     """
     try:
         yield

@@ -27,11 +27,11 @@ def text_of(error: BaseException) -> str:
 
 
 def contained(error: BaseException) -> RuntimeError:
-    """The RuntimeError to raise in place of `error`. Use it for errors that do harm outside of the call that raised
-    them.
+    """The RuntimeError to raise in place of `error`. Use it for the errors that do harm outside of the call that raised
+    them. These are the errors, and the harm:
 
-    If an asyncio task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold
-    StopIteration. A GeneratorExit looks as if the coroutine that awaits the call was closed.
+    SystemExit and KeyboardInterrupt: if an asyncio task raises one of them, asyncio ends the event loop. StopIteration:
+    a future cannot hold it. GeneratorExit: it looks as if the coroutine that awaits the call was closed.
     """
     replacement = RuntimeError(f"the function raised {text_of(error)}")
     replacement.__cause__ = error

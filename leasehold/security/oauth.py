@@ -50,8 +50,8 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. The method `token` fetches it at the first call, and again shortly before it
-    expires or after `forget`.
+    """The access token of one client. `egress`: the HTTP client for requests to other services. The method `token`
+    fetches it at the first call, and again shortly before it expires or after `forget`.
     """
 
     def __init__(self, egress: Egress, client: Client) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
     """SQL: the end of a statement that begins with a CTE named `chunk`. This CTE has a row for each row that `table`
     gets. Such a row has several items, which are log lines or chunks of the stream. `n`: the number of its items.
-    `first`: the number of its first item among the items of the attempt. `running_total`: the number of the job's items
-    in this row and the rows before it.
+    `first`: the number of its first item among the items of the attempt. `nth`: the place of the row in the order in
+    which the rows are written. `running_total`: the number of the job's items in this row and the rows before it.
 
     `sequence`: the column of `tail` that numbers the items. `columns`: the columns that only this `table` has, and not
     the table of the other statement.

@@ -36,8 +36,8 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# SQL that is true in three cases: a worker has the code of the job `j`; a worker may have the code, because its
-# handlers are not recorded (`handlers` is NULL); a worker with the code has ended within the last 90 days
+# SQL that is true in three cases. A worker has the code of the job `j`. Or a worker may have the code, because its
+# handlers are not recorded (`handlers` is NULL). Or a worker with the code has ended within the last 90 days
 # (`known_handler`, see workers.py). The name of a handler is `pipeline.step`.
 _MAY_BE_KNOWN = """EXISTS (
            SELECT 1 FROM worker w WHERE w.handlers IS NULL
@@ -104,8 +104,8 @@ _BATCH = 500
 
 async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
     """Make the tenant's webhook also report the ends of jobs that were submitted before the webhook existed. Call this
-    after the commit of the webhook, and outside a transaction, so that only a few rows are locked at a time. Call it
-    before the commit, too: then only a few jobs are left for the call after the commit.
+    after the commit of the webhook, and outside a transaction, so that only a few rows are locked at a time. Call this
+    also before the commit, so that only a few jobs are left for the call after the commit.
 
     A submission first reads whether the tenant has a webhook, and then writes its job. If the submission reads before
     the webhook's commit, and commits after this call, the webhook does not report the end of the job. A lock could
@@ -139,9 +139,10 @@ async def dispatch(
     whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
     transactions have released the row. If the deliveries cannot be written, the call raises the error.
 
-    `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set, so its deliveries
-    can be written later. The call leaves a failed job of another app to a process with that app's code, if a worker may
-    have this code. A job whose deliveries cannot be written is also left for later.
+    `deletes`: the caller deletes the job `job_id`. Then two rules of `job_id` do not hold, because a deleted row is
+    only hidden, and stays while `notify` is set, so its deliveries can be written later. The call leaves a failed job
+    of another app to a process with that app's code, if a worker may have this code. And if the deliveries cannot be
+    written, the call leaves them for later, and raises no error.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)

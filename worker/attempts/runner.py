@@ -1,7 +1,8 @@
 """Runs one attempt from its claim to its settlement (the write of how it ended). A slot pool, which has room for some
 attempts, calls `Runner.run`. Afterwards the slot pool ACKs the hint (the message that announced the task).
 
-The runner writes no status itself: it hands a settlement to the settlement batcher, which writes it under the lease.
+The runner writes no status itself. It hands a settlement to the settlement batcher, which writes the settlement if the
+lease is still valid.
 """
 
 from __future__ import annotations
@@ -218,7 +219,10 @@ class Runner:
                 self._finishing.discard(claimed.lease.task_id)
                 if self._releasing and not self._finishing:
                     self._have_finished.set()
+                # Discard what the attempt has begun speculatively. If this worker goes on with `next_step`, it needs
+                # this work, so the work stays.
                 self._isolated.discard_speculations(claimed, next_step)
+                # The worker keeps the code of the workflow running only if the suspension is committed.
                 if isinstance(settlement, Suspending):
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
             span.set_attributes(leasehold_outcome=outcome)

@@ -28,7 +28,7 @@ _HINTS_PER_SLOT = 4
 class SlotPools:
     """All slot pools of a worker. `start` serves the inline queues, whose steps run in this process. If the child
     processes are ready, it also serves the isolated queues, whose steps run in children. Otherwise `start_isolated`
-    adds the isolated queues later.
+    adds the isolated queues later. The arguments of both are names of queues.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""An adapter wraps a connection of the user's program. It has the asyncpg methods that the platform's statements use.
+"""Adapters for the connections of the user's program. An adapter wraps such a connection, and has the methods of
+asyncpg that the platform's statements use. The functions of statements.py convert each statement, its arguments and its
+rows for the driver.
 
 Only the user's program begins, commits and rolls back the transaction. An adapter never does.
 """

@@ -96,6 +96,7 @@ class Publisher:
         self._timeout = settings.amqp_publish_timeout
         self._topology = topology
         self._session: _Session | None = None
+        # How long a channel must have been open before it is replaced. Each `record_loss` doubles this time.
         self._patience_with_refusals = Patience(_REFUSED_SECONDS)
         self.link = Link(settings, "publish", self._serve)  # connects, and runs `_serve` with each connection
         self.unroutable = 0  # how many messages RabbitMQ has returned

@@ -26,8 +26,9 @@ def write_calls(*, claims: bool) -> str:
     {"of": [...]} with the records of its calls (records.Call.record).
 
     A repeated statement writes nothing twice, because the journal has one row for each place (branch and number of a
-    call), and a step has one task. With `claims`, the statement also claims one step for each lease. $8 has the step's
-    id (or NULL). $9 is the duration of the step's lease. The step's lease has the same owner as the workflow's.
+    call), and a step has one task. With `claims`, the statement also claims one step for each lease. $8 has for each
+    lease the id of this step, or NULL. $9 is the duration of the step's lease. The step's lease has the same owner as
+    the workflow's.
     """
     if claims:
         is_claimed = _IS_CLAIMED

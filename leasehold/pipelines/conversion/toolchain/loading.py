@@ -63,8 +63,8 @@ def _check_opset(model: onnx.ModelProto) -> None:
 
 
 def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
-    """Refuse too many nodes, tensors that are too large, and everything outside of the ONNX standard: the model's own
-    functions, other operators, sparse tensors. One refusal names everything outside of the standard.
+    """Refuse too many nodes, tensors that are too large, and everything outside of the ONNX standard (the model's own
+    functions, other operators, and sparse tensors). One refusal names everything outside of the standard.
     """
     nodes = 0
     unsupported = {f"{function.domain}.{function.name}" for function in model.functions}

@@ -14,7 +14,7 @@ Size = tuple[int, int]
 #: The most bytes of properties and metadata. If two items refer to the same bytes, these bytes count twice, because a
 #: decoder copies them twice.
 _MAX_COPIED_BYTES = 64 * 1024 * 1024
-#: The reference of a metadata item to the items that it describes ("content describes").
+#: The kind of the reference from a metadata item to the items that it describes. "cdsc" stands for "content describes".
 _DESCRIBES = b"cdsc"
 #: The position of the width and the height in a size property (`ispe`). Before them are the version and the flags.
 _SIZE_OFFSET = 4
