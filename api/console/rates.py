@@ -80,6 +80,7 @@ class Rates:
 
 async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
     end = now.replace(second=0, microsecond=0) + _MINUTE
+    # Read the sample of each part, the oldest part first.
     parts, waits, runs = [], [], []
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         for number in range(PARTS, 0, -1):

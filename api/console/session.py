@@ -33,7 +33,7 @@ from leasehold.domain.errors import Forbidden, Unauthenticated
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
-COOKIE = "leasehold_session"
+COOKIE = "leasehold_session"  # the name of the cookie
 #: The longest time from a sign-in to the end of its sessions.
 MAX_HOURS = 12
 #: A page renews the cookie only if this many seconds have passed since the last renewal.

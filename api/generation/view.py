@@ -15,6 +15,7 @@ from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN, OUTCOME_UNK
 from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 from leasehold.storage.signing import MAX_URL_SECONDS
 
+#: The statuses of a generation, as answers name them.
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
 #: The number that stands for a status in answers. Every status that is missing here has the number 0.
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}

@@ -24,6 +24,7 @@ from leasehold.db import job_lists
 from leasehold.db.job_lists import MAX_READ, MAX_READ_BY_QUEUE, MAX_SEARCHED, Listing, Page, Scope
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
+#: The type of the query parameter `count`.
 Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
 #: The terms of a filter that search. A page of such a filter ends early if it has read too many rows, and its cursor
 #: continues the search. A filter without these terms is refused instead.

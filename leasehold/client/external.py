@@ -479,6 +479,8 @@ class ExternalWorker:
                 continue  # try again, because the lease may last longer than the outage
 
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:
+        # Returns the JSON object of the answer. Raises httpx2.HTTPError while the API is away or overloaded. Raises
+        # LeaseLost or Refused if the API refuses the request.
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
         if answer.is_success:
             return _object_of(answer)

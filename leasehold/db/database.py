@@ -29,6 +29,7 @@ from leasehold.urls import database_url
 if TYPE_CHECKING:
     from leasehold.db.upgrading.patience import Patience, Progress
 
+#: A connection, or the proxy in which a pool lends a connection.
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 

@@ -18,6 +18,7 @@ from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
 from leasehold.domain.sentences import full_stop
 
+#: The name of a template, of a step or of a queue.
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: Who does a step. `external`: an external worker. `PIPELINE.STEP`: the platform's workers, with the handler of that
 #: step of that pipeline. The name of a pipeline may contain a dot.
@@ -29,10 +30,11 @@ MAX_SECONDS = 30 * 86_400
 #: The largest payload schema and the largest payload, in bytes of JSON.
 MAX_SCHEMA = 64 * 1024
 MAX_PAYLOAD = 256 * 1024
-EXTERNAL = "external"
+EXTERNAL = "external"  # a WorkerType
 
 
 class _Declaration(BaseModel):
+    # A part of a template. A client may not send fields that the part does not have.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -24,8 +24,8 @@ from leasehold.embedded.tls import Tls
 
 USER = "leasehold"
 DATABASE = "leasehold"
-START_SECONDS = 30.0
-STOP_SECONDS = 15.0
+START_SECONDS = 30.0  # the longest time until the server answers
+STOP_SECONDS = 15.0  # after this time a stop kills the server
 
 # The server's settings, with and without durability.
 DURABLE = {"max_connections": "200", "dynamic_shared_memory_type": "mmap"}  # mmap leaves nothing in /dev/shm

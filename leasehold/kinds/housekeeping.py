@@ -18,7 +18,7 @@ from leasehold.limits.uploads import Acquire, OnTooLarge
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-_Unit = TypeVar("_Unit")
+_Unit = TypeVar("_Unit")  # a unit of a Forgetting (see there)
 #: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Of these jobs, the
 #: transaction deletes only the jobs that are past `expires_at`. So the hook must restrict each of its statements to the
 #: jobs past `expires_at`, with `leasehold.transitions.sweeps.EXPIRED`.

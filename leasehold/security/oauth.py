@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-_TIMEOUT_SECONDS = 15.0
+_TIMEOUT_SECONDS = 15.0  # the longest time that one request may take
 #: A token is renewed this many seconds before it expires.
 _EARLY_SECONDS = 30.0
 #: The lifetime in seconds of a token whose answer has no `expires_in`.

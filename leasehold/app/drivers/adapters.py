@@ -100,6 +100,7 @@ class Asyncpg(Adapter):
 
 
 class _Psycopg(Adapter):
+    # The check of both kinds of psycopg connections.
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
@@ -182,6 +183,7 @@ def _after_rollback(session: Any) -> None:
 
 
 class _SqlAlchemy(Adapter):
+    # The methods that the two kinds of SQLAlchemy connections have in common.
     _user_connection: Any
 
     def on_commit(self, announce: Callable[[], None]) -> None:

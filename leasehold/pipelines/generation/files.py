@@ -11,9 +11,10 @@ from leasehold.pipelines.generation.provider import Kind
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
-_TIMEOUT_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0  # the longest time that one download may take
 _REDIRECTS = 3  # the most redirects that one download follows
 _OK = 200
+#: HTTP statuses of the link after which another attempt may succeed.
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 #: The codes of EgressRefused after which another attempt may succeed, because DNS may work again later.
 _TEMPORARY_REFUSALS = frozenset({"host_unknown"})

@@ -45,6 +45,7 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 """
 
 
+# This statement is for a workflow that has not seen a cancel of its job.
 RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
 # This statement is for a workflow that has seen the cancel of its job. It records the place where the workflow saw the
 # cancel, and the calls that undo its work.

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from leasehold.pipelines.conversion.toolchain import refusals
 
+#: The name of an input or an output of a model -> its value.
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, and the sandbox blocks the network
 

@@ -9,7 +9,7 @@ import struct
 from leasehold.pipelines.media.headers.heif_items import Item, Items
 from leasehold.pipelines.media.refusals import corrupt_image
 
-Size = tuple[int, int]
+Size = tuple[int, int]  # width and height in pixels
 
 #: The most bytes of properties and metadata. If two items refer to the same bytes, these bytes count twice, because a
 #: decoder copies them twice.

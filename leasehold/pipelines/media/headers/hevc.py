@@ -18,7 +18,7 @@ MAX_UNITS = 20_000  # the most units (slices and parameter sets) of one picture
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33  # the kind of the units that have the size of pictures
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices (parts of a picture)
-_PROFILE_BITS, _LEVEL_BITS = 88, 8
+_PROFILE_BITS, _LEVEL_BITS = 88, 8  # the bits of a profile and of a level, which this reader skips
 _CHROMA_444 = 3  # the format 4:4:4 has one more bit, which says whether its planes are coded separately
 _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes, because the sub-layers before it take at most 80
 
