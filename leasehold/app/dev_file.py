@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: The folder and the name of the file. The file holds the secrets of the servers, which exist only while `leasehold
-#: dev` runs. So only the file's owner may read it, and git ignores its folder.
+#: The folder and the name of the file. The file holds the secrets of the throw-away servers that `leasehold dev` runs.
+#: So only the file's owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
 #: How the first line of the file begins. The line goes on with the process that wrote the file (`_name_of`).

@@ -28,11 +28,11 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 
 # $3: the task of the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. There are two
 # orders of steps. The order (contained, position, step) decides which steps the page has, and which of them is
-# `last_step`: steps that a workflow has started (`contained`) come last. The page then lists its steps by (position,
-# step). The outputs are chosen and listed in the same way, by step and name. `all_steps` is NULL for a first page with
-# fewer than MAX_STEPS steps, because such a page has all steps of the run. Otherwise `all_steps` describes all steps of
-# the run: their number (`n`), their mean progress (`percent`), and the first step that has neither succeeded nor been
-# skipped (`phase`).
+# `last_step`. In this order, the steps that a workflow has started (`contained`) come last. The page then lists its
+# steps by (position, step). The outputs are chosen and listed in the same way, by step and name. `all_steps` is NULL
+# for a first page with fewer than MAX_STEPS steps, because such a page has all steps of the run. Otherwise `all_steps`
+# describes all steps of the run: their number (`n`), their mean progress (`percent`), and the first step that has
+# neither succeeded nor been skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,

@@ -6,9 +6,9 @@ vacuumed early. **None of its indexes contains a column that a heartbeat changes
 renewals must stay heap-only updates.
 
 In `job` and `task`, columns that no claim or completion changes come first. For an updated row, PostgreSQL writes to
-the WAL only the bytes from the first changed byte to the last. So these updates do not write `params` to the WAL again,
-because `params` stands before the changed columns. An older installation has another order, because no migration moves
-columns.
+the WAL only the bytes from the first changed byte to the last. So a claim or a completion does not write `params` to
+the WAL again, because `params` stands before the changed columns. An older installation has another order, because no
+migration moves columns.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ job = Table(
     Column("output_prefix", Text, nullable=False),  # the keys of the job's outputs begin with it
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # When an unfinished job ends with the status `expired`. For a job that waits at its concurrency limits (`held`),
-    # the latest time of its admission.
+    # The time at which an unfinished job ends with the status `expired`. For a job that waits at its concurrency limits
+    # (`held`), this is the latest time of its admission.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     # the number of the last event. It is counted up under the row's lock, so that the numbers have no gaps
@@ -227,7 +227,7 @@ task = Table(
     # The number of the attempt. It counts the claims, except claims that ended in a release, snooze, suspend or
     # fan-out.
     Column("attempt", Integer, nullable=False, server_default="0"),
-    Column("epoch", Integer, nullable=False, server_default="0"),  # counts all claims: the fencing token
+    Column("epoch", Integer, nullable=False, server_default="0"),  # the number of all claims (the fencing token)
     Column("status", Text, nullable=False),
     Column("lease_owner", Uuid),  # the worker that has claimed the task
     Column("lease_until", _INSTANT),
@@ -237,7 +237,7 @@ task = Table(
     Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the limit in the code holds
     Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
     # Only for the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. `wake_at`
-    # is a count, not a time: the workflow's wait ends when `news` reaches it. NULL: no count ends the wait.
+    # is a count, and not a time. The workflow's wait ends when `news` reaches this count. NULL: no count ends the wait.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
     # A workflow started the step. If the step fails for good, the job goes on, because the workflow decides what

@@ -40,8 +40,8 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """A duty that runs one statement a minute. The statement must find its rows by an index, and delete a bounded
-    number. If `statement` returns True, more rows may be due, and the duty soon runs the statement again.
+    """A duty that runs one statement a minute. The statement must find its rows by an index, and delete at most a fixed
+    number of them. If `statement` returns True, more rows may be due, and the duty soon runs the statement again.
     """
 
     duty: str

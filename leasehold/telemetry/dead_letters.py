@@ -31,9 +31,9 @@ bounded_code = Bounded()
 
 
 def declare(pipelines: Iterable[str]) -> None:
-    """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the events with
-    which a counter first appears. Otherwise the first dead letters of a process would cause no alert, even if many came
-    at once.
+    """Make the counters of these pipelines now, with the value 0. PromQL's `increase()` does not count the events that
+    a counter has already counted when it first appears. So without this call, the first dead letters of a process would
+    cause no alert, even if there were many.
     """
     _declared.update(pipelines)
     BY_PIPELINE.labels(_OTHER)  # this counter also counts the pipelines beyond the bound on the number of counters

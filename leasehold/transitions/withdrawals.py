@@ -45,8 +45,8 @@ WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp() AND j.pipeline
 
 
 async def keep_orders(connection: Connection, job_ids: Sequence[UUID], of: Withdrawals) -> None:
-    """Copy the orders of these jobs into their unfinished withdrawals. `of`: the kind of work to which the jobs belong.
-    Call this before the jobs are deleted. Without the copy, a withdrawal could not cancel its order any more, and the
-    order would go on to cost money.
+    """Copy the orders of these jobs into their unfinished withdrawals. `of`: how the kind of these jobs withdraws its
+    orders. Call this before the jobs are deleted. Without the copy, a withdrawal could not cancel its order any more,
+    and the order would go on to cost money.
     """
     await connection.execute(KEEP_ORDERS, list(job_ids), list(of.content), of.pipeline, of.step, of.withdrawal)

@@ -95,7 +95,7 @@ _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 #: SQL: the code of the last failure of task $1 that was an error (and not a crash, a timeout or a loss).
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
-_UNFORESEEN_CODE = Unforeseen("").code  # of a handler in a child process that raised no StepError
+_UNFORESEEN_CODE = Unforeseen("").code  # of an isolated handler's error that is no StepError
 
 #: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
 #: earlier release: "parked" for snoozed, "spread" for fanned out.
