@@ -95,6 +95,7 @@ async def delete(
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:  # `jobs.delete` has written a tombstone; the job's row is deleted later
+        # These hooks change further rows that belong to the job (kinds/housekeeping.py).
         for hook in actions.before_jobs_go:
             await hook(connection, [job_id])
     return prefix

@@ -30,7 +30,7 @@ class Following(Generic[T]):
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
         self._make_tries = make_tries
-        self._tries: Tries | None = None  # the Tries of the present request; None once its answer has begun
+        self._tries: Tries | None = None  # the Tries of the current request; None once its answer has begun
         self._last_number = str(feed.after)  # the number of the last item
         self._number_at_connect = self._last_number  # the value of `_last_number` when this connection began
         #: Whether the job had ended before this connection began. If so, and this connection brings no item, the feed

@@ -213,7 +213,7 @@ def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRule
         "run_id": str(job["id"]), "task": job["pipeline"], "code": error["code"], "message": error["message"],
         "arguments": job["params"],
     }  # fmt: skip
-    run = RunOf(pipeline.name, pipeline.version, "tenant", "")
+    run = RunOf(pipeline.name, pipeline.version, "tenant", "")  # in the default scope of runs
     return NewJob(
         pipeline,
         job["tenant_id"],

@@ -95,7 +95,8 @@ _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 #: SQL: the code of the last failure of task $1 that was an error (and not a crash, a timeout or a loss).
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
-_UNFORESEEN_CODE = Unforeseen("").code  # of an isolated handler's error that is no StepError
+#: The code of the failure if an isolated handler raised an error that is no StepError.
+_UNFORESEEN_CODE = Unforeseen("").code
 
 #: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
 #: earlier release: "parked" for snoozed, "spread" for fanned out.
@@ -219,8 +220,8 @@ class Runner:
                 self._finishing.discard(claimed.lease.task_id)
                 if self._releasing and not self._finishing:
                     self._have_finished.set()
-                # Discard what the attempt has begun speculatively. If this worker goes on with `next_step`, it needs
-                # this work, so the work stays.
+                # Discard what the attempt has begun speculatively. But if this worker goes on with `next_step`, it
+                # needs this work, and keeps it.
                 self._isolated.discard_speculations(claimed, next_step)
                 # The worker keeps the code of the workflow running only if the suspension is committed.
                 if isinstance(settlement, Suspending):

@@ -23,7 +23,7 @@ from leasehold.app.drivers.statements import (
 from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")  # what the coroutine of `run_now` returns
-Row = dict[str, Any]
+Row = dict[str, Any]  # the name of a column -> its value
 #: PostgreSQL's error code for a statement in a transaction that has failed.
 _FAILED_SQLSTATE = "25P02"
 _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"

@@ -160,9 +160,10 @@ class Publisher:
         return window.confirmed
 
     def _give_up_after_refusal(self, session: _Session) -> None:
-        """Replace the channel, because RabbitMQ refuses hints on it. The leader of a quorum queue may have died just
-        before the channel's first message to the queue. Then RabbitMQ 3.10 refuses all later messages to this queue on
-        this channel, even after the queue has another leader.
+        """Replace the channel, because RabbitMQ refuses hints on it. But keep a channel that was opened only a moment
+        ago (see _REFUSED_SECONDS). The leader of a quorum queue may have died just before the channel's first message
+        to the queue. Then RabbitMQ 3.10 refuses all later messages to this queue on this channel, even after the queue
+        has another leader.
         """
         is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
         if session is self._session and not is_new and not session.is_given_up.is_set():

@@ -1,6 +1,6 @@
-"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Private addresses
-are refused, and sizes are bounded. The first bytes of a file decide its type. The Content-Type that the provider sends
-does not count.
+"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Links to private
+addresses are refused, and the sizes of files are bounded. The first bytes of a file decide its type, and not the
+Content-Type that the provider sends.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ class _Retries:
         return [target for target in targets if target.id not in self._outcome.left]
 
     async def _is_without_code(self, target: Target) -> bool:
-        """Whether this process lacks the code of the job. It has the code if it has the job's pipeline or, for a run,
-        if the tenant wrote the run's template.
+        """Whether this process lacks the code of the job. A process has the code if it has the job's pipeline or, for a
+        run, if the tenant wrote the run's template.
 
         Exception: some jobs are no runs, but became targets because this process does not know their kind, and so
         treated them as runs. If the pipeline of such a job is not in `operation.pipelines`, the operation may not

@@ -13,8 +13,9 @@ from leasehold.transitions.workflows.records import Recorded, Recording, calls_c
 
 
 def _record(name: str, held: str) -> str:
-    """SQL: the statement `name`. `held`: the CTEs of settlements.guard. Their `lease_batch` has the leases, and their
-    `held` has the leases that are still valid. `write_calls` adds the CTE `steps`, the tasks that the calls start.
+    """SQL: the statement `name`. The parameter `held` is the SQL of several CTEs of settlements.guard. One of them,
+    `lease_batch`, has the leases. Another, which is also named `held`, has the leases that are still valid.
+    `write_calls` adds the CTE `steps`, the tasks that the calls start.
 
     The result has a row for each lease, and after them a row for each hint (a message that tells workers of a due
     task). If the caller has not published a hint within a second (`relay_at`), the relay does so.
