@@ -200,9 +200,9 @@ def check_form(request: Request, token: str) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Raises Forbidden `foreign_form` for a form of another site. A browser from before 2023, and any browser without
-    HTTPS, sends `Origin` but no `Sec-Fetch-Site`. A client that sends neither header is no browser, and is not refused
-    here.
+    """Raises Forbidden `foreign_form` for a form of another site. The header `Sec-Fetch-Site` decides. A browser from
+    before 2023, and any browser without HTTPS, sends only `Origin`, so then `Origin` decides (`_is_own`). A client that
+    sends neither header is no browser, and is not refused here.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:

@@ -250,7 +250,7 @@ class DatabaseLink:
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. Raises NotFound. If
         PostgreSQL does not answer the first read, raises Unreachable after `submit_seconds`, or returns False if
-        `seconds` pass first. An outage that begins later raises no error. The wait goes on, up to `seconds`.
+        `seconds` pass first. An outage that begins later raises no error, and the wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -262,8 +262,8 @@ class DatabaseLink:
         return row["ended"] or await self._endings.wait(run_id, remaining_seconds)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """The state of the run. Raises NotFound if there is no such run, if it belongs to another tenant, or if its
-        retention has passed. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
+        """The state of the run. Raises NotFound if there is no such run, if it belongs to another tenant, or if
+        retention has deleted it. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
         """
         row = await self._row_of(run_id)
         large: bytes | None = None

@@ -157,8 +157,9 @@ async def open_upload(
     if not await room.reserve(connection, tenant_id, size):
         used_bytes = await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
         room.add_exactly(tenant_id, used_bytes, size)
-    # The first inspection can wait until after the URL's end in two cases. An exact upload cannot be too large, and
-    # below a prefix the client may still be sending.
+    # The first inspection waits until after the URL's end in two cases. An exact upload cannot be too large, so an
+    # earlier inspection is not needed. The inspection of a prefix deletes its objects, so it must not come while the
+    # client may still be sending.
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt

@@ -1,8 +1,8 @@
 """Numbers the lines of a job's log, and the chunks of its stream. The two statements that write them, APPEND_LOG
 (logs.py) and APPEND_STREAM (streams.py), end with the SQL of this module.
 
-The table `tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this
-row until the lines or chunks are committed. So after a reader has read line 7, no new line 6 can appear.
+The table `tail` has a row for each job, which numbers the job's lines and the job's chunks. Each of the two statements
+locks this row until its lines or chunks are committed. So after a reader has read line 7, no new line 6 can appear.
 """
 
 from __future__ import annotations

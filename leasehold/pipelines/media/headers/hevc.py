@@ -78,8 +78,8 @@ def _kind(unit: bytes) -> int:
 
 
 def _is_base_layer(unit: bytes) -> bool:
-    """Whether a decoder reads the unit. A decoder ignores units whose layer id (6 bits) is not 0, such as the second
-    eye of a spatial photo.
+    """Whether a decoder reads the unit. A decoder ignores units whose layer id (6 bits) is not 0, such as the picture
+    for the second eye in a spatial photo.
     """
     return not unit[0] & 1 and not unit[1] >> 3
 
