@@ -1,7 +1,9 @@
-"""Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
+"""Reads secret settings from files. LEASEHOLD_NAME_FILE names a file with the value of the secret setting
+LEASEHOLD_NAME.
 
 A changed file is read again. So the next connection, signature or encryption uses the new value, without a restart. A
-file with a mapping of secrets is JSON. A process uses only the names that the file had when the process started.
+setting may be a mapping of names to secrets. Its file is JSON, and a process uses only the names that the file had when
+the process started.
 """
 
 from __future__ import annotations
@@ -185,7 +187,9 @@ def _value_in(text: str, name: str) -> str | None:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Inode, time of the last change in nanoseconds, and size. The file is read again only if one of these differs."""
+    """The inode of the file, the time of its last change in nanoseconds, and its size. A file is read again only if one
+    of these differs.
+    """
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 

@@ -1,5 +1,5 @@
-"""Finds, for the audit, the address from which a request comes. This is the address of the peer. If the peer is a
-trusted proxy, the address that the proxy names counts instead.
+"""Finds the address from which a request comes, for the audit. This is the address of the peer (the other end of the
+connection). But if the peer is a trusted proxy, it is the address that the proxy names.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 FilterText = Annotated[str, Query(max_length=200)]
 #: The number of audit rows on a page.
 _PAGE = 50
-#: The page checks at most MAX_CHECKED of a chain's newest rows. All requests share the result for _SHARED_SECONDS.
+#: The page checks at most MAX_CHECKED of a chain's newest rows. For _SHARED_SECONDS, other requests for the page use
+#: the result of this check.
 MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 
@@ -112,7 +113,9 @@ async def _check_chain(services: Services, shared_checks: Shared[CheckedChain], 
 
 
 async def _check_newest_rows(services: Services, head: Mapping[str, Any]) -> CheckedChain:
-    """`head`: the number and the hash of the chain's last row, and the number of its first row (`audit.heads`)."""
+    """Check the newest rows of a chain. `head`: the number and the hash of the chain's last row, and the number of its
+    first row (`audit.heads`).
+    """
     async with services.pool.acquire() as connection:
         broken = await audit.verify_newest(connection, head, MAX_CHECKED)
     rows = head["seq"] - head["first_seq"] + 1

@@ -27,7 +27,10 @@ Links: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of the drawing. `step`: empty for a box of many parts. `words`: the title, with the states of the parts."""
+    """A box of the drawing. `step`: the name of the step; empty for a box of many parts. `name`: the text in the box.
+    `words`: the text that the browser shows for the box under the mouse; it has the state of the step, or the numbers
+    of parts in each state.
+    """
 
     step: str
     name: str
@@ -87,8 +90,9 @@ def graph_of(tasks: Sequence[Row]) -> Graph | None:
 
 
 def _nodes_and_needs(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
-    """The boxes by key, and the needs: for each box, the keys of the boxes that it needs. The key of a box is its step.
-    If many parts share a box, the key of this box is the step of the first part.
+    """Returns two mappings. The first has the box of each key. The second has for each box the keys of the boxes that
+    it needs. The key of a box is its step. If many parts share a box, the key of this box is the step of the first
+    part.
     """
     parts_by_parent: dict[UUID, list[Row]] = {}
     for task in tasks:

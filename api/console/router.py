@@ -53,9 +53,9 @@ _PAGE_ROUTERS = (
     audit.router,
     settling.router,
 )
-#: The paths that need no session.
+#: The paths below the console's path that need no session.
 PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")
-#: Answers every other path below the console's path.
+#: Answers the console's path itself, and every path below it that no page has.
 _other_paths = APIRouter()
 
 
@@ -71,8 +71,8 @@ async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa
 
 @cache
 def console_router(path: str) -> APIRouter:
-    """The console's routes with their full paths, because the API lists routes by full paths. All apps of a process
-    share these routes, as they share the other routers.
+    """The console's routes with their full paths (`path` included), because the API lists routes by full paths. The
+    result is cached, so all apps of a process use the same route objects, as they do with the other routers.
     """
     router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)
     for page_router in (*_PAGE_ROUTERS, _other_paths):

@@ -28,6 +28,8 @@ from leasehold.domain.cron import ALIASES, zone
 from leasehold.domain.errors import Invalid
 from leasehold.domain.job_filter import JobFilter
 
+# `endpoints` has the functions of /v1/schedules. The pages call these functions, and `content_of` returns the JSON of
+# their answers. `once` in a form is an idempotency key, with which a repeated press of a button does nothing.
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
@@ -35,8 +37,8 @@ Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 _PAGE, _RUNS = 50, 20
 #: The format of a tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
-#: If the person gives no end, a backfill ends this long before now, because the workers may not have fired later ticks
-#: yet.
+#: If the person gives no end, a backfill ends this long before now. The workers may not have fired the ticks of the
+#: last minute yet, and will still fire them.
 _FIRED_AFTER = timedelta(minutes=1)
 #: The fields of the form that changes a schedule. An empty field changes nothing.
 _CHANGEABLE = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_template")

@@ -33,14 +33,14 @@ from leasehold.domain.errors import Forbidden, Unauthenticated
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
-COOKIE = "leasehold_session"
+COOKIE = "leasehold_session"  # the name of the cookie
 #: The longest time from a sign-in to the end of its sessions.
 MAX_HOURS = 12
 #: A page renews the cookie only if this many seconds have passed since the last renewal.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and a generation. The generation is a number of the person. It
-#: grows when an admin ends the person's sessions or disables the person, and when the person loses access to the
-#: tenant. Then all sessions with an earlier generation end.
+#: The owner of a person's session, which is the person's id and a generation. The generation is a counter in the
+#: person's row. It grows when an admin ends the person's sessions or disables the person, and when the person loses
+#: access to the tenant. All sessions with a lower generation have then ended.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 #: The cookie: `owner`, `began`, `seen` and `nonce` of the Session, and a signature, joined by dots.
 _COOKIE = re.compile(
@@ -80,8 +80,8 @@ class Viewer:
 
 
 class SignedIn(Require):
-    """Does the same as Require, but the session names the caller. Without a scope, it accepts everybody who is signed
-    in.
+    """Checks the caller's scope as Require does, but finds the caller by the session's cookie and not by an API key.
+    Without a scope, it accepts everybody who is signed in.
     """
 
     #: A browser without a session is not counted as a refusal for the audit, because it gets the sign-in page.
@@ -126,12 +126,14 @@ def viewer_or_none(request: Request) -> Viewer | None:
     return viewer
 
 
+#: The type of an endpoint's parameter that accepts everybody who is signed in.
 Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
 def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
     """Begin a session, by a response that sets the session's cookie. `began`: the time of the sign-in, if the person
-    signed in earlier; None: now. Raises Unavailable without sealing keys, because they sign the cookie.
+    signed in earlier; None: now. Raises Unavailable if the installation has no sealing keys, because a sealing key
+    signs the cookie.
     """
     now = int(time())
     session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))
@@ -198,9 +200,9 @@ def check_form(request: Request, token: str) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Raises Forbidden `foreign_form` for a form of another site. A browser from before 2023, and any browser without
-    HTTPS, sends `Origin` but no `Sec-Fetch-Site`. A client that sends neither header is no browser, and is not refused
-    here.
+    """Raises Forbidden `foreign_form` for a form of another site. The header `Sec-Fetch-Site` decides. A browser from
+    before 2023, and any browser without HTTPS, sends only `Origin`, so then `Origin` decides (`_is_own`). A client that
+    sends neither header is no browser, and is not refused here.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
@@ -220,8 +222,9 @@ def _is_own(request: Request, origin: str) -> bool:
     also accepts the host of `X-Forwarded-Host` and of the setting `public_url`. This is safe, because no page of
     another site can make a browser send a wrong `Host` or `X-Forwarded-Host`.
 
-    A proxy may drop the port (nginx, `$host`). So a header without a port is compared with the host name alone. This
-    separates consoles as well as cookies do, because cookies ignore the port.
+    A proxy may drop the port (nginx, `$host`). So a header without a port is compared with the host name alone. Then
+    two consoles on different ports of one host are not told apart. But cookies ignore the port, too, so they could not
+    be told apart anyway.
     """
     origin_host = _host_of_url(origin)
     if not origin_host:

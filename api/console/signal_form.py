@@ -26,7 +26,8 @@ _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "int
 class Input:
     """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload.
     `hint`: the explanation beside the field. `null_if_empty`: if the field is empty, its member in the payload is null.
-    Without `null_if_empty`, an empty field adds no member. Exception: a required text or choice is then "".
+    Without `null_if_empty`, an empty field adds no member. Exception: an empty text or choice that is required adds the
+    member "".
     """
 
     name: str

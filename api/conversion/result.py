@@ -36,7 +36,7 @@ router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 ArtifactName = Literal["onnx", "bie", "nef", "report"]
 
-#: The code of the problem that the audit calls `over_quota`.
+#: The code of the problem that the audit's log line calls `over_quota`.
 _OVER_QUOTA = "download_quota_exceeded"
 
 

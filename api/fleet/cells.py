@@ -2,7 +2,7 @@
 of several installations. Each tenant belongs to one cell.
 
 `/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` answer for all
-cells: they call these two endpoints of the other cells.
+cells. For this they call the first two endpoints of the other cells.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def cells_of(services: Services) -> OtherCells:
 
 
 async def all_cells(request: Request) -> list[Cell]:
-    """Query all cells for their load. Returns the cells, sorted by name."""
+    """Ask all cells for their load. Returns the cells, sorted by name."""
     services = services_of(request)
     others = cells_of(services)
     own_answer, answers = await asyncio.gather(_own_answer(request, others), others.status())
@@ -222,7 +222,7 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
     """Find the cells that have the job or the tenant. If this cell has the job or the tenant, and the tenant has not
-    moved away, no other cell is queried. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    moved away, no other cell is asked. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)

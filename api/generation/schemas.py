@@ -21,7 +21,7 @@ MAX_EXTRA_BYTES = 8 * 1024  # the size of the member `extra` as JSON
 MAX_SIDE_PIXELS = 16_384
 
 TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII, but no space and no comma, because clients join ids by commas
-# The form of a label of workers (LEASEHOLD_WORKER_LABELS).
+# A server's id is a label of the workers that use the server, so it has the form of a label (LEASEHOLD_WORKER_LABELS).
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 

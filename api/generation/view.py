@@ -15,8 +15,9 @@ from leasehold.pipelines.generation.pipeline import OUTCOME_UNKNOWN, OUTCOME_UNK
 from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 from leasehold.storage.signing import MAX_URL_SECONDS
 
+#: The statuses of a generation, as answers name them.
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
-#: The number of a status in answers. A status that is not named here has the number 0.
+#: The number that stands for a status in answers. Every status that is missing here has the number 0.
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
 #: The error (code, message) for a job that did not succeed and has no error of its own. This error is retryable,
 #: because another order may succeed.
@@ -97,8 +98,9 @@ def _error_of(row: Row) -> GenerationError:
         code, message = _DEFAULT_ERRORS[JobState(row["status"])]
         return GenerationError(code=code, message=message, retryable=True)
     if row["has_intent"] and error["code"] != OUTCOME_UNKNOWN_CODE:
-        # The step `submit` began to order, but its outcome is unknown, for example because the job has expired or its
-        # worker was lost. Another order might buy twice.
+        # `has_intent`: the step `submit` began to send the order, but nobody knows whether the provider got it, for
+        # example because the job has expired or the worker was lost. A new order might buy the same thing twice, so the
+        # error is not retryable.
         message = f"{OUTCOME_UNKNOWN} ({error['message']})"
         return GenerationError(code=OUTCOME_UNKNOWN_CODE, message=message, retryable=False)
     return GenerationError(
@@ -110,8 +112,8 @@ def _error_of(row: Row) -> GenerationError:
 
 
 def _metadata_of(row: Row) -> dict[str, Any]:
-    """The metadata of a finished generation, without the provider's own links. A generation without a result gets the
-    reason of its failure.
+    """The metadata that were stored with the result, without the provider's own links. If there is no result, the
+    metadata say why the generation failed.
     """
     metadata: dict[str, Any] | None = row["stored"]
     if metadata is not None:
@@ -120,6 +122,8 @@ def _metadata_of(row: Row) -> dict[str, Any]:
 
 
 def statistics(rows: Sequence[Row]) -> GenerationStatistics:
+    # `rows`: each row has a kind, a server, a status and the number `n` of these generations (`counts` of rows.py).
+    # `tasks`: kind -> status -> number. `servers`: server -> the number of its unfinished generations.
     tasks: dict[str, dict[str, int]] = {}
     servers: dict[str, int] = {}
     for row in rows:

@@ -24,8 +24,8 @@ class AuthenticatedFirst(APIRoute):
     """Calls the endpoint's `Require` dependencies first, which check the key and its scopes. Then it reads the body
     within the memory that the process has for bodies (`services.bodies`).
 
-    FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
-    reads none, because the endpoint may itself read a form from the request.
+    FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class does
+    not read the body, because the endpoint may itself read a form from the request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,5 +1,5 @@
-"""Corrects the `Allow` header of a 405. Several routes may have the same address, and the framework names only the
-methods of the first route. Also corrects a 404 that should be a 405.
+"""Corrects the `Allow` header of a 405 (method not allowed). Several routes may have the same address, and the
+framework names only the methods of the first route. The module also corrects a 404 that should be a 405.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Methods:
         return allowed_methods
 
     def corrected(self, problem: Problem, method: str, path: str) -> Problem:
-        """The problem with the right `Allow` header. A 404 becomes a 405 if routes have this literal path, but none of
-        them has this method. Such a 404 came from a route with a pattern that matches the path.
+        """If the problem is a 405, it gets the right `Allow` header. A 404 becomes a 405 if routes have this literal
+        path, but none of them has this method. Such a 404 came from another route, whose pattern matches the path. Any
+        other problem is returned unchanged.
         """
         has_other_methods = path in self._by_literal_path and method not in self._by_literal_path[path]
         if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and has_other_methods:

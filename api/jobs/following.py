@@ -1,7 +1,7 @@
 """Answers requests for the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
 
-A client reads the items page by page, or follows them: it then gets each item as soon as it is written. The endpoints
-for the logs and streams of jobs and runs use this module.
+A client reads the items page by page, or follows them. A client that follows the items gets each new item as soon as an
+attempt has written it. The endpoints for the logs and streams of jobs and runs use this module.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ Item: TypeAlias = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Source:
     """How to read and encode one sort of items. `member`: the member of a JSON page that holds the items. `read_page`:
-    reads a page. `read_last_numbers`: reads the number of the last item of each job, or the special number ENDED for a
-    job that has ended. `encode_events`: encodes an item as server-sent events.
+    reads a page, by the tenant, the job, the number of the last item before the page, the filter, and the limit.
+    `read_last_numbers`: reads the number of the last item of each job, or the special number ENDED for a job that has
+    ended. `encode_events`: encodes an item as server-sent events.
     """
 
     member: str
@@ -131,8 +132,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # Wait for an item that is newer than all items of the job. A wait for an item that is newer than the last sent
-        # item would be wrong, because an item that the filter leaves out would end this wait immediately, again and
-        # again.
+        # Wait for an item that is newer than all items of the job, and not only newer than the last sent item.
+        # Otherwise an item that the filter leaves out would end the wait immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

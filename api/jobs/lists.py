@@ -24,9 +24,10 @@ from leasehold.db import job_lists
 from leasehold.db.job_lists import MAX_READ, MAX_READ_BY_QUEUE, MAX_SEARCHED, Listing, Page, Scope
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
+#: The type of the query parameter `count`.
 Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
-#: A filter with one of these terms may read very many rows. Its page ends at a bound, and the cursor continues the
-#: search. A filter without these terms is refused if it reads too many rows.
+#: The terms of a filter that search. A page of such a filter ends early if it has read too many rows, and its cursor
+#: continues the search. A filter without these terms is refused instead.
 _SEARCH_TERMS = ("payload", "text", "queue")
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
 
@@ -75,8 +76,8 @@ async def list_page(
 
 
 def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope | None:
-    """The tenant, and the pipelines of the kinds whose jobs the filter may find. None: the caller may read none of
-    these jobs. Raises InvalidFilter for a kind that the installation does not have.
+    """The jobs that the caller may read, limited to the kind and the tenant that the filter names. None: the caller may
+    read none of these jobs. Raises InvalidFilter for a kind that the installation does not have.
     """
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.find(job_filter.kind) is None:
@@ -96,6 +97,8 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
+    # A page ends early if it has read too many rows. The answer to a search that ended early has a cursor at the place
+    # where it ended. Any other page that ended early is refused.
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:  # `ended_at`: the job at which the page ended early, because it had read too many rows
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}

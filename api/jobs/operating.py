@@ -55,8 +55,8 @@ class SubmittedOperation:
 def _filter_and_scope(
     services: Services, caller: Caller, request: NewOperation, now: datetime
 ) -> tuple[JobFilter, Scope]:
-    """The filter, and the tenant and kinds on whose jobs the operation may act. An operation never acts on operations.
-    Raises Forbidden and InvalidFilter.
+    """The filter, and the scope. The scope has the tenant and the kinds of the jobs on which the operation may act. An
+    operation never acts on operations. Raises Forbidden and InvalidFilter.
     """
     scope = JOBS_DELETE if request.action == "delete" else JOBS_OPERATE
     if scope not in caller.scopes:

@@ -1,5 +1,6 @@
 """Lends connections to requests. A tenant can hold all connections except one, which stays free for other tenants.
-Tenants that wait get connections in turn. The module also bounds bulk writes.
+Tenants that wait get connections in turn. The module also bounds how many bulk writes (requests that write many jobs)
+run at once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from leasehold.telemetry.outages import DATABASE
 
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
-#: Seconds after which a bulk write of many jobs tries no further job. Until then, it goes on after a job that
-#: PostgreSQL does not write in time, because this job may be the only locked job. But the bulk write must end even if
-#: PostgreSQL is down or slow, because the console must get its answer while the reservation of its idempotency key
-#: counts (`IN_FLIGHT` of db/idempotency.py).
+#: After this many seconds, a bulk write tries no further job. If PostgreSQL does not write a job in time, the bulk
+#: write goes on with the next job, because perhaps only this one job is locked. But if PostgreSQL is down or slow, no
+#: job is written in time, and the bulk write must still end, because the console must get its answer while the
+#: reservation of its idempotency key counts (`IN_FLIGHT` of db/idempotency.py).
 BULK_SECONDS = 30.0
 #: The reason that a client sees for a job that a bulk write has not tried because BULK_SECONDS were over.
 NOT_TRIED = "The jobs before took too long, so nothing was tried."
@@ -117,8 +118,9 @@ class NotInTime(Unavailable):
 
 @contextmanager
 def in_time(part: str) -> Iterator[None]:
-    """Use this around the write of one job of a bulk write. It raises NotInTime in place of an error of TRY_AGAIN.
-    `part`: the part of the API that the log of an outage names.
+    """Use this around the write of one job of a bulk write. If PostgreSQL does not write the job in time, or not at all
+    (an error of TRY_AGAIN in runtime/transient.py, after which a repetition may succeed), this raises NotInTime in
+    place of the error. `part`: the part of the API that the log of an outage names.
     """
     try:
         yield

@@ -11,7 +11,8 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: A tenant must leave a part of the connections free for other tenants: one of this many, and at least one.
+#: Of each _ONE_FREE_OF connections, a tenant must leave one free for other tenants. It must leave at least one free in
+#: any case.
 _ONE_FREE_OF = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0

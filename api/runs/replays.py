@@ -73,8 +73,9 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
 )  # fmt: skip
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
-    # None if an answer is stored for the idempotency key, because `once` then repeats this answer without `work`. If
-    # the answer expires just before that, `work` raises an error.
+    # The run to repeat. None if an answer is stored for the idempotency key, because `once` then repeats this answer
+    # and does not call `work`. If the stored answer expires before `once` reads it, `once` calls `work`, which raises
+    # an error.
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_run(services, caller, run_id)
     )
@@ -91,6 +92,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         if not template_version.template.repeatable:
             raise Conflict("not_repeatable", "The template does not allow its runs to be repeated.")
+        # If Celery's client chose an id for the run, this id must go on to lead to the first run only.
         params, tags = without_celery_id(run["payload"], run["tags"] or {})
         if template_version.in_code:  # the code may have changed since the payload was checked
             params = template_version.params_by_code(params)

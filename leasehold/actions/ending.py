@@ -38,8 +38,8 @@ async def cancel(
     """Request the cancel of jobs of one tenant. `forced`: also cancel jobs that do not support cancelling. The jobs'
     histories show `reason`, `by` (who cancels) and `operation_id` (the bulk operation that cancels).
 
-    If `Effects.states` lacks a job, the job did not change: it had ended, was being cancelled already, or does not
-    support cancelling.
+    If `Effects.states` lacks a job, the job did not change, because it had ended, was being cancelled already, or does
+    not support cancelling.
     """
     cancellation = await jobs.request_cancel(
         connection,
@@ -72,14 +72,14 @@ async def delete(
     Returns the prefix of the job's objects in the store. The job then has a tombstone, and clients get 410. After the
     commit, the caller deletes the objects, and then the rows. If the caller fails, retention deletes what remains.
 
-    Returns None if a worker still has the lease of a step. Retention then deletes the job once the job has ended. Also
-    returns None if the job's row was deleted after the caller had read it.
+    Returns None in two cases. Either a worker still has the lease of a step, and retention will delete the job once the
+    job has ended. Or the job's row was deleted after the caller had read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted. Exception: for a failed job whose code this process
-    # lacks, but a worker may have, `dispatch` writes nothing. Then `jobs.delete` hides the job, but its row stays until
-    # that worker has written the deliveries.
+    # from the job's row, so `dispatch` writes them before the job is deleted. Exception: for a failed job whose code
+    # this process lacks, but a worker may have, `dispatch` writes nothing. Then `jobs.delete` hides the job, but its
+    # row stays until that worker has written the deliveries.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended, or its row is deleted
@@ -95,6 +95,7 @@ async def delete(
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:  # `jobs.delete` has written a tombstone; the job's row is deleted later
+        # These hooks change further rows that belong to the job (kinds/housekeeping.py).
         for hook in actions.before_jobs_go:
             await hook(connection, [job_id])
     return prefix

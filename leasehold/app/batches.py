@@ -1,5 +1,5 @@
 """Batches in a worker. Runs of one task function (`@app.task(batch=...)`) wait for each other. Then one call of the
-function serves them all: it takes the list of their items, and returns the list of their results.
+function serves them all. The function takes the list of their items, and returns the list of their results.
 
 Each run has its own item, lease, retries and result. A call never serves runs of different tenants.
 """
@@ -19,7 +19,7 @@ from leasehold.runtime.gather import being_cancelled
 
 #: Calls the task function with a list of items. Returns what the function returned.
 CallAll: TypeAlias = "Callable[[list[Any]], Awaitable[Any]]"
-#: An item, and the future of its result. The attempt that brought the item awaits the future.
+#: An item, and a future, which gets the item's result. The attempt that brought the item awaits the future.
 _Entry: TypeAlias = "tuple[Any, asyncio.Future[Any]]"
 
 
@@ -46,7 +46,7 @@ class Batches:
 
 
 async def result_alone(item: Any, call_all: CallAll) -> Any:
-    """The item's result, from a call with this item only."""
+    """The item's result, from a call of the function with this item only."""
     return result_of_one(await call_all([item]))
 
 
@@ -61,8 +61,8 @@ def result_of_one(returned: Any) -> Any:
 
 
 class _Collector:
-    """The items of one task function and tenant. A call begins when `batch.size` items wait, or `batch.wait` after the
-    first of them came.
+    """Collects the items of one task function and tenant, and calls the function. A call begins when `batch.size` items
+    wait, or at the latest `batch.wait` after the first of them came.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -70,7 +70,7 @@ class _Collector:
         self._batch = batch
         self._waiting: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[None], list[_Entry]] = {}  # the asyncio task of each running call -> its items
+        self._calls: dict[asyncio.Task[None], list[_Entry]] = {}  # the asyncio task of a call -> the call's items
 
     async def result_of(self, item: Any, call_all: CallAll) -> Any:
         """Add the item to the next call, and wait for its result."""
@@ -94,8 +94,8 @@ class _Collector:
             self._timer = None
         entries, self._waiting = self._waiting, []
         if entries:
-            # The call gets an empty context, because `current()` and the log of a single run do not belong to all
-            # items.
+            # The call gets an empty context. In the context of one attempt, `current()` and the log would belong to
+            # this attempt's run, but the call serves several runs.
             task = asyncio.get_running_loop().create_task(_call_for(entries, call_all), context=Context())
             self._calls[task] = entries
             task.add_done_callback(self._calls.pop)

@@ -1,4 +1,6 @@
-"""Writes and reads the file by which programs find the servers of a `leasehold dev` that runs in their folder."""
+"""Writes and reads `.leasehold/dev.env`. By this file, programs find the servers of a `leasehold dev` that runs in the
+same folder.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: The file holds the secrets of throw-away servers. So only its owner may read it, and git ignores its folder.
+#: The folder and the name of the file. The file holds the secrets of the throw-away servers that `leasehold dev` runs.
+#: So only the file's owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
 #: How the first line of the file begins. The line goes on with the process that wrote the file (`_name_of`).
@@ -20,9 +23,10 @@ _BEGAN = 18
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder during the block. A second `leasehold dev` in the folder replaces the file of
-    the first. When the second one ends, it restores the first one's file if the first one still runs, and otherwise
-    deletes the file. A `leasehold dev` that ends changes the file only if the file still names its own process.
+    """Keep the file, with these variables, below the current folder during the block. A second `leasehold dev` in the
+    folder replaces the file of the first. When the second one ends, it restores the first one's file if the first one
+    still runs, and otherwise deletes the file. A `leasehold dev` that ends changes the file only if the file still
+    names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -97,11 +101,12 @@ def _name_of(pid: int) -> str | None:
     except OSError:
         return None if Path("/proc/self").exists() else _name_without_proc(pid)
     state, *fields = status.rpartition(b")")[2].split()  # skip the program's name, which may contain spaces
+    # Z: the process has ended, but its parent has not read its exit status yet.
     return None if state == b"Z" else f"{pid} {fields[_BEGAN].decode()}"
 
 
 def _name_without_proc(pid: int) -> str | None:
-    """The same as `_name_of`, but only the id, because a system without /proc does not say when a process began."""
+    """The same as `_name_of`, but only the id. A system without /proc does not say when a process began."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # the process lives, and belongs to another user

@@ -1,4 +1,6 @@
-"""How an app reaches its installation: `Link`, and `DatabaseLink`, which connects to PostgreSQL and the broker."""
+"""The connection of an app to its installation. `Link` is its interface. `DatabaseLink` connects to PostgreSQL and the
+broker. (`HttpLink`, in another module, connects to the API.)
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ class DatabaseLink:
         self._endings = Endings(pool)
         self._store: ObjectStore | None = None
         self._store_lock = asyncio.Lock()
-        self._announcing: set[asyncio.Task[None]] = set()
+        self._announcing: set[asyncio.Task[None]] = set()  # asyncio tasks that run `_announce`
 
     @classmethod
     @asynccontextmanager
@@ -138,8 +140,8 @@ class DatabaseLink:
         # calls with the same debounce key have the same run.
         earlier_ids: dict[UUID, UUID] = {}
         written: Written | None = None
-        # Each turn of this loop writes the runs that do not exist yet. If some of these runs exist after all,
-        # `_write_or_find` writes nothing, and the next turn leaves them out.
+        # Each iteration of this loop tries to write the runs that do not exist yet. If some of these runs exist after
+        # all, `_write_or_find` writes nothing, and the next iteration leaves them out.
         while written is None:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
@@ -161,9 +163,9 @@ class DatabaseLink:
         """Write the runs of `new_calls`. These are the calls of `calls` whose ids are not in `earlier_ids`. Returns
         what was written, and `earlier_ids`.
 
-        If some of these runs exist, write nothing. Return None and the new `earlier_ids`, which the next try leaves
-        out. The existing runs were written by an earlier submission with the same ids, or by an earlier try of this
-        submission, whose answer was lost. Raises Conflict for an id that another run has.
+        If some of these runs exist, write nothing. Return None and the new `earlier_ids`. The next try leaves their
+        calls out. The existing runs were written by an earlier submission with the same ids, or by an earlier try of
+        this submission, whose answer was lost. Raises Conflict for an id that another run has.
         """
         try:
             return await self._write(new_calls), earlier_ids
@@ -229,8 +231,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit. Then admit the runs that wait at the commit's concurrency limits: start the
-        runs for which the limits have room. If this process cannot publish or admit, workers do so a little later.
+        """Publish the hints of a commit. Then admit runs that wait at the commit's concurrency limits, as many as the
+        limits have room for. If this process cannot publish or admit, workers do so a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -248,7 +250,7 @@ class DatabaseLink:
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`. If `seconds` is None, wait without a limit. Raises NotFound. If
         PostgreSQL does not answer the first read, raises Unreachable after `submit_seconds`, or returns False if
-        `seconds` pass first. An outage that begins later raises no error. The wait goes on, up to `seconds`.
+        `seconds` pass first. An outage that begins later raises no error, and the wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -260,8 +262,8 @@ class DatabaseLink:
         return row["ended"] or await self._endings.wait(run_id, remaining_seconds)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """The state of the run. Raises NotFound if there is no such run, if it belongs to another tenant, or if its
-        retention has passed. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
+        """The state of the run. Raises NotFound if there is no such run, if it belongs to another tenant, or if
+        retention has deleted it. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
         """
         row = await self._row_of(run_id)
         large: bytes | None = None
@@ -369,6 +371,7 @@ class DatabaseLink:
             return self._store
 
     async def _close(self) -> None:
+        # Wait a moment, so that the hints of the last commits are still published.
         await self._endings.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_BROKER_SECONDS):

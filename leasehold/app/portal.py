@@ -1,4 +1,6 @@
-"""Runs an event loop in a separate thread, so that callers with and without a loop use the same connections."""
+"""Runs an event loop in a separate thread. The app's connections belong to this loop, so callers with an event loop of
+their own and callers without a loop can use the same connections.
+"""
 
 from __future__ import annotations
 

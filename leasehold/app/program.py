@@ -51,9 +51,9 @@ _HINT = "put the tasks into a module, or run the program as `python FILE.py` or 
 
 
 def importable_name(module: str) -> str | None:
-    """The name by which another process imports the module. The module that Python runs as the program (`__main__`) has
-    another name: `shop` after `python shop.py` or `python -m shop`. Returns None if no other process can import the
-    module, for example after `python -c`.
+    """The name by which another process imports the module. The module that Python runs as the program is `__main__`
+    here, but other processes import it by its real name, for example `shop` after `python shop.py` or `python -m shop`.
+    Returns None if no other process can import the module, for example after `python -c`.
     """
     if module not in _MAIN:
         return module
@@ -122,8 +122,8 @@ def _modules_that_may_have(app: AppOfProgram) -> Iterator[str]:
 
 
 def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Settings) -> tuple[str, list[str]]:
-    """How the child processes of isolated tasks load the app. `isolated`: the names of their pipelines. Returns the
-    `module:name` of the app, and the names of the modules that declare these tasks. A child imports these modules
+    """How the child processes of isolated tasks load the app. `isolated`: the names of these tasks' pipelines. Returns
+    the `module:name` of the app, and the names of the modules that declare these tasks. A child imports these modules
     before the app. Raises DeclarationError.
 
     If no other process can import the app by a name, this function returns the value of the setting `pipelines`
@@ -148,7 +148,7 @@ def source_of_children(app: AppOfProgram, isolated: Iterable[str], settings: Set
 
 def check_program(modules: Collection[str]) -> None:
     """Raises DeclarationError if a process that imports the modules would run this program again. An import does so if
-    the module is the one that Python runs as the program, and nothing in it compares `__name__`.
+    the module is the program's own file, and this file has no `if __name__ == "__main__":` or similar comparison.
     """
     main = next((module for module in _MAIN if (importable_name(module) or "") in modules), None)
     file = None if main is None else getattr(sys.modules[main], "__file__", None)
@@ -170,7 +170,9 @@ def _unguarded(program: str) -> str:
 
 
 def _asks_for_name(path: Path) -> bool:
-    """Whether the file compares `__name__` with something. True, too, if the file cannot be read or parsed."""
+    """Whether the file compares `__name__` with something. If the file cannot be read or parsed, the answer is also
+    True.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # no file, or no source

@@ -1,4 +1,6 @@
-"""`Retry`: how often a task is tried again, after which delays, and after which exceptions it is not tried again."""
+"""`Retry` declares how often a task is tried again, after which delays, and after which exceptions it is not tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.option_types import check_time, check_whole
 
-#: More retries help nobody. PostgreSQL counts attempts in a smallint, which has room for this number.
+#: More retries help nobody. The columns `max_attempts` and `errors` of `task` are smallints, which have room for this
+#: number.
 MAX_TIMES = 1000
 #: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100
@@ -22,8 +25,8 @@ class Retry:
 
     The first delay is `delay`. Each further delay is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
-    together. `never`: exceptions after which no attempt follows. With `StepTimeout` among them, an attempt that
-    exceeds its time limit is the last.
+    together. `never`: exceptions after which no attempt follows. If `StepTimeout` is one of them, no attempt follows an
+    attempt that has exceeded its time limit.
     """
 
     times: int = 4

@@ -16,8 +16,9 @@ from leasehold.domain.pipeline import Pipeline
 
 
 class StartableTask:
-    """A task that a workflow may start. `ctx.start` starts a separate run. `ctx.run` adds a step to the workflow's job,
-    or starts a separate run if the task is limited. This class implements leasehold.workflows.pending.Runnable.
+    """A task that a workflow may start. `ctx.start` starts a separate run. `ctx.run` adds a step to the workflow's job.
+    But if the task has concurrency limits (`is_limited`), `ctx.run` starts a separate run, too, and adds no step. This
+    class implements leasehold.workflows.pending.Runnable.
 
     `is_workflow`: this task is itself a workflow. Then only `ctx.start` can start it.
     """
@@ -39,7 +40,7 @@ class StartableTask:
         return self._arguments.encoded(args, kwargs)
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
-        """The run that `ctx.start` starts. `ctx.run` starts it, too, if the task is limited."""
+        """The separate run that `ctx.start` starts, or `ctx.run` if the task is limited."""
         from leasehold.app.writing import template_version_of  # noqa: PLC0415 - code that only declares tasks does not load the database driver
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 
@@ -52,7 +53,7 @@ class StartableTask:
         )
 
     def new_step(self) -> Mapping[str, Any]:
-        """The columns of the step that `ctx.run` adds."""
+        """The columns of the `task` row of the step that `ctx.run` adds."""
         (step,) = self._pipeline.steps  # a declared task has one step
         return {
             "queue": step.queue,

@@ -44,8 +44,8 @@ class Written:
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
     """Write a run for each call, either all runs or none. Call this function in a transaction. `keep_seconds`: how long
-    a run is kept after it has ended. Raises Invalid for a key that was used with other arguments, or a payload that is
-    too large. Raises Conflict for a Celery id that a run of another task has.
+    a run is kept after it has ended. Raises Invalid for an idempotency key (`key`) that was used with other arguments,
+    or a payload that is too large. Raises Conflict for a Celery id that a run of another task has.
 
     The steps:
     - Leave out calls whose Celery id a run has already.
@@ -217,7 +217,7 @@ def _new_run(call: Call[Any], tenant: str, keep_seconds: int, now: datetime) -> 
 
 
 def _tags_of(options: Options) -> Mapping[str, str]:
-    """The caller's tags, and a tag with the run's Celery id if it has one."""
+    """The caller's tags and, if the run has a Celery id, a tag with this id."""
     tags = options.tags or {}
     return tags if options.celery_id is None else {**tags, TAG: options.celery_id}
 

@@ -18,8 +18,8 @@ class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
     `tenant`: the task's tenant. Because the hint names the tenant, a worker needs no query to keep a part of its slots
-    for other tenants. (A slot is room for one attempt.) If `tenant` is empty, the hint came without a tenant. Workers
-    count all such hints as the hints of one tenant.
+    for other tenants. (A slot is room for one attempt.) If `tenant` is empty, the hint came without a tenant, and
+    workers count all such hints as the hints of one tenant. `headers`: for example the trace context of the publisher.
     """
 
     task_id: UUID
@@ -44,7 +44,9 @@ class Delivery:
 
 
 class Broker(Protocol):
-    """Reconnects by itself for as long as it is open. If a server is unreachable, the methods raise no error."""
+    """The connection of one process to the broker. It reconnects by itself for as long as it is open. If a server is
+    unreachable, the methods raise no error.
+    """
 
     #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str

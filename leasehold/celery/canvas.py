@@ -27,6 +27,8 @@ _NOTHING = object()
 class Signature(Lacking):
     """A single call, or a chain, group or chord of calls. It can be submitted, or combined with other signatures."""
 
+    # Lacking uses these in its errors: the name of the class in Celery, and what to use in place of each attribute that
+    # is missing here.
     _IN_CELERY, _LACKS = "Signature", OF_SIGNATURE
 
     def __init__(self, app: CeleryApp, plan: Plan) -> None:

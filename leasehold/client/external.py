@@ -1,5 +1,5 @@
-"""A worker outside the platform: it claims tasks over HTTP, renews their leases, runs a handler and settles the tasks
-(reports how each ended).
+"""A worker outside of the platform. It claims tasks over HTTP, renews their leases, runs a handler and settles the
+tasks (reports how each ended).
 
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
@@ -167,7 +167,7 @@ class Task:
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
         """Add a line to the run's log. The line is sent within a second, and before the task is settled. If too many
-        lines already wait until the API accepts them, the line is dropped. A later line says how many were dropped.
+        lines already wait to be sent, the line is dropped. A later line says how many were dropped.
 
         `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; only the first 32
         are sent. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
@@ -298,8 +298,9 @@ class ExternalWorker:
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        #: A refusal for each task since the last task that the API let this worker settle.
+        #: The refused settlements, one for each task since the last task that this worker could settle.
         self._unsettled: list[Refused] = []
+        # `mounts=DIRECT`: requests to this machine use no proxy.
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # without the API key, for signed URLs
         self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
 
@@ -313,7 +314,7 @@ class ExternalWorker:
     async def serve(self, handle: Handler) -> None:
         """Work on one task at a time, until the caller cancels `serve`. Then release the current task, whose attempt
         does not count. While the API does not answer, or is overloaded, wait and try again. Wait also after a task that
-        the API does not let this worker settle, and after an empty answer that came at once.
+        the API does not let this worker settle, and after an answer without a task that came immediately.
 
         Raises Refused if the API refuses the API key or the queues, and if it refuses all settlements of three tasks in
         a row. For example, if a proxy lets only the claims through, the worker would run each task of the queue for
@@ -326,7 +327,7 @@ class ExternalWorker:
             try:
                 had_task = await self.work_once(handle, wait=_WAIT_SECONDS)
                 if not had_task and monotonic() - claimed_at < _OUTAGE_SECONDS:
-                    await asyncio.sleep(_OUTAGE_SECONDS)  # a proxy, or an API that stops, may answer each claim at once
+                    await asyncio.sleep(_OUTAGE_SECONDS)  # a proxy, or an API that stops, may answer without a wait
             except httpx2.HTTPError:
                 await asyncio.sleep(_OUTAGE_SECONDS)
             if len(self._unsettled) >= _MAX_UNSETTLED:
@@ -413,9 +414,10 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Settle the task. If the API refuses the settlement, report the refusal as the attempt's failure. Exception: a
-        failure that was refused is sent again with the refusal as its message. If the API refuses the second request,
-        too, the lease is left to expire, because the worker must go on with the next task.
+        """Settle the task. If the API refuses the settlement, report the refusal as the attempt's failure. If the
+        refused settlement was itself a failure, this sends the failure again, with the refusal as its message. If the
+        API refuses the second request, too, the lease is left to expire, because the worker must go on with the next
+        task.
 
         Raises LeaseLost, and Refused if the API refuses the API key.
         """
@@ -434,8 +436,8 @@ class ExternalWorker:
     async def _refusal_of(self, task: Task, verb: str, **body: Any) -> Refused | None:
         """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
         This is safe, because the heartbeats keep the lease, and the API answers a repeated settlement as it answered
-        the first. If this worker stops before the API has answered, it releases the task. This is safe, too: if the
-        settlement did arrive, the API refuses the release.
+        the first. If this worker stops before the API has answered, it releases the task. This is safe, too, because
+        the API refuses the release if the settlement did arrive.
 
         Returns the API's refusal of this settlement. Raises LeaseLost, and Refused if the API refuses the API key.
         """
@@ -477,6 +479,8 @@ class ExternalWorker:
                 continue  # try again, because the lease may last longer than the outage
 
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:
+        # Returns the JSON object of the answer. Raises httpx2.HTTPError while the API is away or overloaded. Raises
+        # LeaseLost or Refused if the API refuses the request.
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
         if answer.is_success:
             return _object_of(answer)

@@ -23,14 +23,14 @@ class Following(Generic[T]):
     how often the request is sent again.
 
     For each connection, a client sends the request of `connect`, and calls `after_answer`. Then it calls `items` with
-    each piece of the answer. If the connection breaks, it calls `after_error`. If the answer ends without an item, it
-    reads the job and calls `after_nothing`.
+    each piece of the answer. If the connection breaks, the client calls `after_error`. If the answer ends without an
+    item, the client reads the job and calls `after_nothing`.
     """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
         self._make_tries = make_tries
-        self._tries: Tries | None = None  # the Tries of the present request; None once its answer has begun
+        self._tries: Tries | None = None  # the Tries of the current request; None once its answer has begun
         self._last_number = str(feed.after)  # the number of the last item
         self._number_at_connect = self._last_number  # the value of `_last_number` when this connection began
         #: Whether the job had ended before this connection began. If so, and this connection brings no item, the feed
@@ -55,7 +55,9 @@ class Following(Generic[T]):
         return call
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """Seconds until the next connection; None: this answer brings the items. Raises as Tries.after_answer does."""
+        """Returns None if this answer brings the items. If the request failed and is to be sent again, returns the
+        seconds until then. Raises the error of an answer after which the request is not sent again.
+        """
         assert self._tries is not None
         pause = self._tries.after_answer(answer)
         if pause is None:
@@ -82,8 +84,8 @@ class Following(Generic[T]):
 
     def after_nothing(self, job: models.Job) -> float | None:
         """Call this after a connection that ended without an item. Returns the seconds until the next connection; None:
-        connect immediately. `job`: the job, read after that connection. If the job has ended, one more connection
-        brings the last items, if any are left.
+        connect immediately. `job`: the job, read after that connection. If the job has ended, the client connects once
+        more, because the job may have written its last items after that connection ended.
 
         The API ends a connection without items after ten minutes. But a proxy may end each connection immediately. So
         the pause grows with the number of such connections in a row.

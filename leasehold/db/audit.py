@@ -159,7 +159,7 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
     """Do the same as `verify`, but check only the newest `at_most` rows. Each row has the hash of the row before it. In
-    the first checked row, this hash is not checked, because the row before it is not read.
+    the first of the checked rows, this hash is not checked, because the row before it is not read.
     """
     after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:
@@ -204,8 +204,8 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
     """Delete rows that are older than `days`. The database's function `forget_audit` finds the oldest `at_most` such
-    rows. Of each chain that has one of them, it deletes at most `at_most` rows. So in sum it may delete more than
-    `at_most` rows. Returns whether more rows may have to be deleted.
+    rows of all chains. In each chain that has one of these rows, it deletes at most `at_most` rows. So in sum it may
+    delete more than `at_most` rows. Returns whether more rows may have to be deleted.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most

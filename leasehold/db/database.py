@@ -29,6 +29,7 @@ from leasehold.urls import database_url
 if TYPE_CHECKING:
     from leasehold.db.upgrading.patience import Patience, Progress
 
+#: A connection, or the proxy in which a pool lends a connection.
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
@@ -54,7 +55,7 @@ class OneConnection:
 
 #: The most seconds that `end_timed_out` waits. If the network is down, a longer wait would not help.
 _CANCEL_SECONDS = 2.0
-#: A poll window that contains every row.
+#: `window_interval` returns this for a poll without a window, because such an interval contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 
 #: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the

@@ -49,8 +49,8 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server of a session, as it was when the session began. `timeline`: the timeline of a primary; for a standby,
-    the highest timeline that the watch knew when the session began.
+    """The server of a session, as it was when the session began. `timeline`: if the server was a primary, its timeline;
+    if it was a standby, the highest timeline of any server that the watch knew then.
     """
 
     host: Host
@@ -128,8 +128,8 @@ class FailoverWatch:
         if remaining_seconds > 0:
             self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
         elif self._newest:
-            # The new asyncio task gets an empty context, because a context records which connections an asyncio task
-            # holds (runtime/holding.py). The new asyncio task holds none of the connections that a waiting one holds.
+            # The new asyncio task gets an empty context. A context records which connections its asyncio task holds
+            # (runtime/holding.py), and the new asyncio task holds none of those of the current context.
             self._asking = self.loop.create_task(self._ask(), context=Context())
         else:  # no server has reported its timeline, so there is nothing to compare an answer with
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
@@ -187,7 +187,7 @@ class WatchedConnection(_Connection):
     If the connection is terminated during a statement, the statement raises an error of TRY_AGAIN.
     """
 
-    #: None: the connection is not watched.
+    #: The watch that ends this connection when its server was replaced. None: the connection is not watched.
     watch: FailoverWatch | None = None
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:
@@ -206,7 +206,7 @@ class WatchedConnection(_Connection):
         return await self._carry_out(query, super().fetchval(query, *args, **options))
 
     async def _carry_out(self, _query: str, statement: Awaitable[_Answer]) -> _Answer:
-        """Await the statement, whose text is `_query`. Every statement goes this way."""
+        """Await the statement, whose text is `_query`. All methods above use this method."""
         if self.watch is not None:
             self.watch.begin(self)
         try:

@@ -171,7 +171,7 @@ class Replica:
         return self._instant_of(await _ask(connection, _STANDBY_POSITION))
 
     def leave(self, error: BaseException) -> None:
-        """Send reads to the primary until the next note, because a read from the standby has failed."""
+        """Call this when a read from the standby has failed. Reads go to the primary until the next note."""
         self._record(str(error) if isinstance(error, ReplicaUnusable) else f"a read failed: {type(error).__name__}")
 
     @asynccontextmanager

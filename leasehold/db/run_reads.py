@@ -28,11 +28,11 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 
 # $3: the task of the last step of the previous page, or NULL. The page has the next MAX_STEPS steps. There are two
 # orders of steps. The order (contained, position, step) decides which steps the page has, and which of them is
-# `last_step`: steps that a workflow has started (`contained`) come last. The page then lists its steps by (position,
-# step). The outputs are chosen and listed in the same way, by step and name. `all_steps` is NULL for a first page with
-# fewer than MAX_STEPS steps, because such a page has all steps of the run. Otherwise `all_steps` describes all steps of
-# the run: their number (`n`), their mean progress (`percent`), and the first step that has neither succeeded nor been
-# skipped (`phase`).
+# `last_step`. In this order, the steps that a workflow has started (`contained`) come last. The page then lists its
+# steps by (position, step). The outputs are chosen and listed in the same way, by step and name. `all_steps` is NULL
+# for a first page with fewer than MAX_STEPS steps, because such a page has all steps of the run. Otherwise `all_steps`
+# describes all steps of the run: their number (`n`), their mean progress (`percent`), and the first step that has
+# neither succeeded nor been skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,
@@ -66,6 +66,7 @@ CROSS JOIN LATERAL (
 """
 
 
+# A run alone, without its steps and outputs.
 HEAD = f"""
 -- run_head
 {_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2
@@ -111,7 +112,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
     status_condition = ""
-    if status is not None:  # repeat the conditions on the columns of `j`, because the index is one of `job`
+    if status is not None:  # repeat the conditions on columns of `j`, because only they can use an index of `job`
         status_condition = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"
@@ -143,9 +144,10 @@ async def list_runs(
 # died, but its row still exists.) $4: the last queue of the previous page, or NULL. $5: the page has at most this many
 # queues. `queue_with_tasks`: the queues with tasks that wait to run, now or later; the recursion jumps through an index
 # from queue to queue. `served_queue`: the queues that workers serve, without draining and silent workers.
-# `queue_starts`: by queue, how many attempts the workers started in their last minute. `share`: at most `max_tasks` due
-# tasks are counted in each queue. A queue of external workers is stored as `ext:<tenant>:<queue>`. There may be very
-# many queues of external workers, so they come last.
+# `queue_starts`: by queue, how many attempts the workers started in their last minute. At most `share.max_tasks` due
+# tasks are counted in each queue. This number follows from $1, $2 and the number of queues on the page. A queue of
+# external workers is stored as `ext:<tenant>:<queue>`. There may be very many queues of external workers, so they come
+# last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (

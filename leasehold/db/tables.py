@@ -6,9 +6,9 @@ vacuumed early. **None of its indexes contains a column that a heartbeat changes
 renewals must stay heap-only updates.
 
 In `job` and `task`, columns that no claim or completion changes come first. For an updated row, PostgreSQL writes to
-the WAL only the bytes from the first changed byte to the last. So these updates do not write `params` to the WAL again,
-because `params` stands before the changed columns. An older installation has another order, because no migration moves
-columns.
+the WAL only the bytes from the first changed byte to the last. So a claim or a completion does not write `params` to
+the WAL again, because `params` stands before the changed columns. An older installation has another order, because no
+migration moves columns.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ job = Table(
     Column("output_prefix", Text, nullable=False),  # the keys of the job's outputs begin with it
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # When an unfinished job ends with the status `expired`. For a job that waits at its concurrency limits (`held`),
-    # the latest time of its admission.
+    # The time at which an unfinished job ends with the status `expired`. For a job that waits at its concurrency limits
+    # (`held`), this is the latest time of its admission.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
-    # the last event's number: counted up under the row's lock, without gaps
+    # the number of the last event. It is counted up under the row's lock, so that the numbers have no gaps
     Column("event_seq", Integer, nullable=False),
     Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0: the job has succeeded
     Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
@@ -90,8 +90,8 @@ job = Table(
     # computed from them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
-    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
-    Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
+    Column("leased", SmallInteger, nullable=False, server_default="0"),  # how many steps have a lease now
+    Column("external", SmallInteger, nullable=False, server_default="0"),  # how many steps external workers do
     # The job waits at its concurrency limits (transitions/concurrency).
     Column("held", Boolean, nullable=False, server_default="false"),
     # The job has concurrency limits, so its end may let them admit other jobs.
@@ -168,8 +168,8 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
-#: The callback URL of a job, to which each end of the job is sent. A job may end again, after a retry. `delivery_id`:
-#: the delivery job of the latest end.
+#: The callback URL of a job. The platform sends each end of the job to this URL. (After a retry, a job may end again.)
+#: `delivery_id`: the delivery job of the latest end.
 job_callback = Table(
     "job_callback",
     metadata,
@@ -193,7 +193,7 @@ tombstone = Table(
     Index("tombstone_at", "at"),
 )
 
-#: The jobs that a bulk operation could not act on.
+#: The jobs on which a bulk operation could not act, each with the reason.
 operation_refusal = Table(
     "operation_refusal",
     metadata,
@@ -227,7 +227,7 @@ task = Table(
     # The number of the attempt. It counts the claims, except claims that ended in a release, snooze, suspend or
     # fan-out.
     Column("attempt", Integer, nullable=False, server_default="0"),
-    Column("epoch", Integer, nullable=False, server_default="0"),  # counts all claims: the fencing token
+    Column("epoch", Integer, nullable=False, server_default="0"),  # the number of all claims (the fencing token)
     Column("status", Text, nullable=False),
     Column("lease_owner", Uuid),  # the worker that has claimed the task
     Column("lease_until", _INSTANT),
@@ -237,7 +237,7 @@ task = Table(
     Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the limit in the code holds
     Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
     # Only for the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. `wake_at`
-    # is a count, not a time: the workflow's wait ends when `news` reaches it. NULL: no count ends the wait.
+    # is a count, and not a time. The workflow's wait ends when `news` reaches this count. NULL: no count ends the wait.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
     # A workflow started the step. If the step fails for good, the job goes on, because the workflow decides what
@@ -349,11 +349,12 @@ failure = Table(
     CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
 )
 
-# Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
-# have moved to `kept_event` (history.py). Readers use the view `history`: the rows of `event` and `kept_event`, and
-# the derived events of jobs with a single task. `job_status` and `task_status` are the states of the job and of the
-# task after the event. So after a job has ended, its last event has the status of its row in `job`. The last event of
-# each task has the status of the task's row in `task`.
+# The history of jobs. Rows are only added, and the table has a partition for each day. An old partition is dropped,
+# after the events of jobs that still exist have moved to `kept_event` (history.py). Readers use the view `history`,
+# which has the rows of `event` and `kept_event`, and the events of jobs with a single task (see `single_task` of
+# `job`). `job_status` and `task_status` are the states of the job and of the task after the event. So after a job has
+# ended, its last event has the status of its row in `job`. The last event of each task has the status of the task's row
+# in `task`.
 event = Table(
     "event",
     metadata,
@@ -372,6 +373,7 @@ event = Table(
     postgresql_partition_by="RANGE (at)",
 )
 
+# The events of existing jobs whose partition of `event` was dropped. The columns are those of `event`.
 kept_event = Table(
     "kept_event",
     metadata,
@@ -388,7 +390,8 @@ kept_event = Table(
     Column("data", JSONB),
     PrimaryKeyConstraint("job_id", "seq"),
 )
-#: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
+#: A view. It has the rows of `event` and `kept_event`, and events that it derives from the rows of jobs and tasks
+#: (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
 #: Hints (messages about tasks that may be due) that the broker has not confirmed yet (broker/outbox.py).
@@ -435,7 +438,8 @@ outbox_batch = Table(
 worker = Table(
     "worker",
     metadata,
-    # A new id for each start of the process. With a reused id, the tasks of the previous process would seem to run.
+    # A new id for each start of the process. With a reused id, the tasks that a previous process had leased would seem
+    # to run still.
     Column("id", Uuid, primary_key=True),
     # The number of the worker's advisory lock (its presence). `present`: whether it held the lock at its last report.
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
@@ -478,8 +482,8 @@ quarantine = Table(
     PrimaryKeyConstraint("duty", "unit"),
 )
 
-#: Which process leads each role, and until when. A role is a duty that one process at a time does for all, or the
-#: writing of an app's schedules.
+#: Which process has each role, and until when. A role is a piece of work that only one process at a time may do: a duty
+#: of the leader, or the writing of an app's schedules.
 leadership = Table(
     "leadership",
     metadata,
@@ -488,6 +492,7 @@ leadership = Table(
     Column("until", _INSTANT, nullable=False),
 )
 
+# The keys with which clients call the API. The secret of a key is not stored.
 api_key = Table(
     "api_key",
     metadata,
@@ -514,8 +519,8 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    # adopt: an order that exists at the provider becomes the step's order; again: order again; give_up: the job stays
-    # failed
+    # adopt: an order that exists in the other system becomes the step's order; again: the step orders again; give_up:
+    # the job stays failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id in that system

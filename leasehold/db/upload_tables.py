@@ -1,6 +1,7 @@
 """Declares the tables of uploads and downloads. `upload` has a row for each object key that a client may still write.
 
-The row exists before the object does, so housekeeping finds every object that a client left behind (limits/uploads.py).
+The row is written before the client can write the object. So housekeeping finds every object that a client left behind
+(limits/uploads.py).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ upload = Table(
     Column("key", Text, primary_key=True),  # the object's key; with a `/` at its end, the prefix of several objects
     Column("tenant_id", Text, nullable=False),
     Column("open", Boolean, nullable=False),  # the upload is unfinished
-    Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
+    Column("exact", Boolean, nullable=False),  # the store accepts only an object of exactly `bytes` bytes
     # What the tenant's quota counts. At first this is the declared size or, without a declared size, the largest
     # possible size. Later it is the size of the object that housekeeping found.
     Column("bytes", BigInteger, nullable=False),
-    # the largest allowed size. Housekeeping deletes an object that is larger. -1: it deletes any object
+    # the largest allowed size of the object, in bytes. Housekeeping deletes a larger object; with -1, any object
     Column("most", BigInteger, nullable=False),
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when housekeeping inspects the stored object next
@@ -39,7 +40,8 @@ download = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    # the prefix of the first API key in the chain of rotations, because a rotation must not reset the limits of a key
+    # The prefix of an API key. If the key was made by a rotation, this is the prefix of the first key of all its
+    # rotations, because a rotation must not reset the limits.
     Column("key_prefix", Text, nullable=False),
     # the artifact's size while it is sent; afterwards the bytes that were sent
     Column("bytes", BigInteger, nullable=False),

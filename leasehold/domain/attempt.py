@@ -31,15 +31,15 @@ class AttemptIdentity(Protocol):
 
     @property
     def is_part(self) -> bool:
-        """Whether this step is a part of another pipeline's job, because a workflow (`ctx.run`) or a template uses the
-        step's code. (This has nothing to do with the parts of a fan-out.) Then other steps of the same job may have the
-        same code, and only `task_id` distinguishes these steps.
+        """Whether this step belongs to a job of another pipeline, because a workflow (`ctx.run`) or a template uses the
+        step's code. Other steps of such a job may have the same code, and only `task_id` distinguishes them. (This has
+        nothing to do with the parts of a fan-out.)
         """
 
     @property
     def number(self) -> int:
-        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count, so the next
-        attempt has the same number.
+        """The number of this attempt, from 1. An attempt that snoozed, fanned out or was released does not count, so
+        the next attempt has the same number.
         """
 
     @property

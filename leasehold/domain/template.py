@@ -18,9 +18,10 @@ from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
 from leasehold.domain.sentences import full_stop
 
+#: The name of a template, of a step or of a queue.
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: `external`: an external worker does the step. `pipeline.step`: the platform's workers do the step with the handler of
-#: that pipeline's step.
+#: Who does a step. `external`: an external worker. `PIPELINE.STEP`: the platform's workers, with the handler of that
+#: step of that pipeline. The name of a pipeline may contain a dot.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62}){1,2})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
@@ -29,10 +30,11 @@ MAX_SECONDS = 30 * 86_400
 #: The largest payload schema and the largest payload, in bytes of JSON.
 MAX_SCHEMA = 64 * 1024
 MAX_PAYLOAD = 256 * 1024
-EXTERNAL = "external"
+EXTERNAL = "external"  # a WorkerType
 
 
 class _Declaration(BaseModel):
+    # A part of a template. A client may not send fields that the part does not have.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -192,7 +194,7 @@ def _timedelta_of(seconds: int | None) -> timedelta | None:
 
 
 def template_of_pipeline(pipeline: Pipeline) -> Template:
-    """The template that describes a pipeline in code, because the API shows all templates in the same form."""
+    """A pipeline of code in the form of a template, because the API shows all templates in the same form."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,

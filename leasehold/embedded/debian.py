@@ -39,7 +39,7 @@ async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: b
 
 
 async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> None:
-    """Download by the system's package lists. If that fails (they may be missing or old), use new private lists."""
+    """Download with the system's package lists. If that fails (they may be missing or old), use new private lists."""
     try:
         await _download_by_lists(names, work, None, with_missing=with_missing)
     except EmbeddedError:
@@ -50,7 +50,7 @@ async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> 
 
 
 async def _download_by_lists(names: Sequence[str], work: Path, lists: Path | None, *, with_missing: bool) -> None:
-    """Download by the package lists in `lists`; None: the system's lists."""
+    """Download with the package lists in the directory `lists`; None: with the system's lists."""
     if with_missing:
         plan = await _run_apt(["install", "--simulate", "--no-install-recommends", *names], work, lists=lists)
         names = sorted({*names, *_PACKAGE_LINE.findall(plan)})

@@ -24,9 +24,10 @@ from leasehold.embedded.tls import Tls
 
 USER = "leasehold"
 DATABASE = "leasehold"
-START_SECONDS = 30.0
-STOP_SECONDS = 15.0
+START_SECONDS = 30.0  # the longest time until the server answers
+STOP_SECONDS = 15.0  # after this time a stop kills the server
 
+# The server's settings, with and without durability.
 DURABLE = {"max_connections": "200", "dynamic_shared_memory_type": "mmap"}  # mmap leaves nothing in /dev/shm
 NOT_DURABLE = DURABLE | {
     "fsync": "off",
@@ -37,6 +38,7 @@ NOT_DURABLE = DURABLE | {
     "max_wal_size": "128MB",  # the data directory may be in memory
 }
 _NOBODYS_ID = 2**31 - 1  # no process has this id, because Linux gives ids below 2**22
+# The mode of `pg_ctl stop` -> the signal to the server.
 SHUTDOWN_SIGNALS = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 

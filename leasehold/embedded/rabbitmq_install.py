@@ -1,4 +1,6 @@
-"""Finds an installed RabbitMQ server, or unpacks the distribution's packages into the cache."""
+"""Finds an installed RabbitMQ server, or downloads the packages of the Linux distribution and unpacks them into the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +123,8 @@ def _unpack_folder() -> Path:
 
 
 def _relocate_erlang(root: Path, target: Path) -> None:
-    """Change Erlang's directory in Debian's script `erl` to the directory below `target`. The script must change,
-    because no environment variable overrides its directory. `target`: the path that `root` will have later.
+    """Change the directory of Erlang that Debian's script `erl` names to the directory below `target`. No environment
+    variable can do this. `target`: the path that `root` will have later.
     """
     home = shlex.quote(str(target / "usr/lib/erlang"))
     for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:

@@ -1,5 +1,5 @@
-"""The parent's side of the child process that evaluates clients' JSON Schemas: `Process` starts it, sends it questions,
-and kills it.
+"""The parent's side of the child process that evaluates clients' JSON Schemas. `Process` starts the child, sends it
+questions, and kills it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Process:
         `question`: the question as JSON (evaluator._Question.encode).
         """
         assert self._process.stdin is not None
+        # QUESTION and ANSWER (child.py) are the heads of the two messages. A head has the length of its message.
         try:
             async with asyncio.timeout(wall_seconds):
                 self._process.stdin.write(QUESTION.pack(len(question), cpu_seconds) + question)
@@ -87,8 +88,8 @@ class Process:
         return answer
 
     async def _exit_status(self) -> int:
-        """The exit status of a child that closed its pipe, as subprocess reports it. If the child does not end, kill
-        it.
+        """The exit status of a child that closed its pipe, as subprocess reports it. If the child does not end within
+        _GRACE_SECONDS, it is killed.
         """
         try:
             async with asyncio.timeout(_GRACE_SECONDS):

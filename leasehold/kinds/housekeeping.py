@@ -1,5 +1,6 @@
-"""The hook `Kind.housekeeping`: the types with which a kind of work declares duties (maintenance loops) that delete
-what the kind does not need any more. The leading worker runs the duties (worker/maintenance/housekeeping.py).
+"""The types with which a kind of work declares its housekeeping (`Kind.housekeeping`). It consists of hooks, and of
+duties (maintenance loops) that delete what the kind does not need any more. The leading worker runs the duties
+(worker/maintenance/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from leasehold.limits.uploads import Acquire, OnTooLarge
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-_Unit = TypeVar("_Unit")
+_Unit = TypeVar("_Unit")  # a unit of a Forgetting (see there)
 #: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Of these jobs, the
 #: transaction deletes only the jobs that are past `expires_at`. So the hook must restrict each of its statements to the
 #: jobs past `expires_at`, with `leasehold.transitions.sweeps.EXPIRED`.
@@ -39,8 +40,8 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """A duty that runs one statement a minute. The statement must find its rows by an index, and delete a bounded
-    number. If `statement` returns True, more rows may be due, and the duty soon runs the statement again.
+    """A duty that runs one statement a minute. The statement must find its rows by an index, and delete at most a fixed
+    number of them. If `statement` returns True, more rows may be due, and the duty soon runs the statement again.
     """
 
     duty: str
@@ -49,8 +50,8 @@ class Tidying:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting(Generic[_Unit]):
-    """A duty that deletes objects before their rows: `find` returns units (a unit is some objects with their rows),
-    `delete` deletes the objects of one unit, and `forget` deletes the rows of units.
+    """A duty that deletes objects before their rows. A unit is some objects with their rows. `find` returns the units
+    that are due, `delete` deletes the objects of one unit, and `forget` then deletes the rows of units.
 
     If a unit fails by itself, for example because the store refuses to delete its objects, the duty quarantines the
     unit (sets it aside and tries it again later), and goes on with the other units. So `find` must leave out
@@ -67,7 +68,7 @@ class Forgetting(Generic[_Unit]):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A duty of another form than Tidying and Forgetting. `turn` is called once a minute. But if a call of `turn`
+    """A duty that is neither a Tidying nor a Forgetting. `turn` is called once a minute. But if a call of `turn`
     returns a number, the next call comes after this many seconds.
     """
 
@@ -96,12 +97,13 @@ class KindHousekeeping:
 
 def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list[KindHousekeeping]:
     """The housekeeping of all `kinds`, in their order."""
+    # `kind.housekeeping` is the path `module:function` of a function that makes the housekeeping of the kind.
     return [load(kind.housekeeping)(context) for kind in kinds if kind.housekeeping is not None]
 
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
-    """The hooks of all kinds. The platform's own hook, `forget_with_jobs`, comes first, whatever the kinds are. It
-    watches for files that external workers still send, and any kind may have steps of external workers.
+    """The platform's own hook, `forget_with_jobs`, and then the hooks of the kinds. The platform's hook watches for
+    files that external workers still send. It is always there, because any kind may have steps of external workers.
     """
     hooks_of_kinds = [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
     return [external_files.forget_with_jobs, *hooks_of_kinds]

@@ -1,4 +1,4 @@
-"""Remembers in each API process, for a moment, how many bytes of unfinished uploads each tenant has.
+"""Remembers, in an API process and for a moment, how many bytes of unfinished uploads each tenant has.
 
 An exact count needs a lock, and the tenant's other uploads must wait for this lock. While a tenant is far from its
 bound, an estimate is enough. In that case the process counts without a lock, remembers the count for a moment, and adds
@@ -17,9 +17,9 @@ from leasehold.db.database import Connection
 LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
-#: A tenant is far from its bound while it uses at most this share of the bound. A process with a fresh count does not
-#: see what other processes admit. So within FRESH_SECONDS each process, apart from the first, may admit this share in
-#: addition to the bound.
+#: A tenant is far from its bound while it uses at most this fraction of the bound. A process with a fresh count does
+#: not see the uploads that other processes admit. So in the worst case, within FRESH_SECONDS, each process except one
+#: admits this fraction of the bound in addition to the bound itself.
 _FAR_SHARE = 0.25
 #: A process remembers the counts of at most this many tenants.
 _MAX_TENANTS = 10_000

@@ -38,15 +38,15 @@ _GRACE_SECONDS = 60
 SLOWEST_TRANSFER = timedelta(days=1)
 #: A refused upload gets a Retry-After of this many seconds.
 _RETRY_SECONDS = 60.0
-#: In place of (task id, epoch), for an upload that belongs to no attempt of an external worker.
+#: The value of `attempt` for an upload that belongs to no attempt of an external worker.
 _NO_ATTEMPT = (None, None)
 #: A multipart upload of the platform that is older than this has no living writer. Clocks may differ by an hour or two.
 _LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS_PREFIX = "jobs/"
 
-# Columns of `upload`. `most`: the size of the largest object that may stay. `writable_until`: the end of the URL.
-# `look_at`: the next inspection. `forget_at`: no transfer can arrive after this time.
+# Writes the row of a new upload. The columns of `upload`: `most` is the size of the largest object that may stay.
+# `writable_until` is the end of the URL, and `look_at` the next inspection. After `forget_at` no transfer can arrive.
 #
 # $1 key, $2 tenant, $3 the bytes with which the upload counts, $4 `most`, $5 seconds for which the client may begin to
 # send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts exactly $3 bytes,
@@ -58,20 +58,20 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# $1 key, $2 tenant, $3 a bound that lowers `most`, $4 the grace after the end of the URL. If `most` is -1, housekeeping
-# deletes any object at the key: immediately, and again after the last possible transfer.
+# Finishes an upload. $1 key, $2 tenant, $3 a bound that lowers `most`, $4 the grace after the end of the URL. If `most`
+# is -1, housekeeping deletes any object at the key: immediately, and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
-# key, and the row of a finished upload can be deleted. (If the object is deleted while the URL still works, the code
-# that deletes it writes the row again.)
+# Deletes the row of a finished upload. This is possible only for an upload with a signed size (`exact`), because the
+# store accepts only objects of that size, so housekeeping need not inspect the key any more. (If the object is deleted
+# while the URL still works, the code that deletes it writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
-# $1 the grace after the end of the URL. The statement returns at most $2 uploads. `url_expired`, `transfers_over`: see
-# Due.
+# Returns at most $2 uploads that are due for an inspection. $1 the grace after the end of the URL. `url_expired`,
+# `transfers_over`: see Due.
 _DUE = f"""
 -- uploads_due
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS url_expired,
@@ -79,12 +79,12 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored object, $4 seconds until
-# the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While the client may
-# still send, an upload counts with its declared bytes or its stored bytes, whichever number is higher. After that it
-# counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
-# read. If `most` has changed, this statement changes nothing, and the upload stays due. If the client has got a new
-# URL, `writable_until` is later, and the client may send again.
+# Records an inspection. $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored
+# object, $4 seconds until the next inspection, $5 `most` when the object was read, $6 the grace after the end of the
+# URL. While the client may still send, an upload counts with its declared bytes or its stored bytes, whichever number
+# is higher. After that it counts with its stored bytes, and the next inspection is the last. The upload may have
+# changed since the object was read. If `most` has changed, this statement changes nothing, and the upload stays due. If
+# the client has got a new URL, `writable_until` is later, and the client may send again.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -99,15 +99,17 @@ _CONDEMN_PREFIX = """
 -- upload_condemn
 UPDATE upload SET open = false WHERE key = $1 AND tenant_id = $2 RETURNING true
 """
-# $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
-# has ended. At its end, either the completion of the attempt deletes the row, or `give_up` closes the upload
-# (limits/external_files.py). Until then one inspection a day is enough, because no transfer can arrive any more.
+# Deletes the row of an upload once no transfer can arrive any more. $1 key, $2 tenant, $3 `most` when the object was
+# read. Exception: the row of a file that an external worker has announced stays until the attempt has ended. At its
+# end, either the completion of the attempt deletes the row, or `give_up` closes the upload (limits/external_files.py).
+# Until then one inspection a day is enough, because no transfer can arrive any more.
 _FORGET_OVER = """
 -- upload_over
 DELETE FROM upload
 WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL) AND most = $3
 """
-# For the row of such a file, in place of _FORGET_OVER. $3 the size of the stored object.
+# Keeps the row of such a file, for which _FORGET_OVER does nothing. $1 key, $2 tenant, $3 the size of the stored
+# object.
 _KEEP_OVER = """
 -- upload_kept
 UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'
@@ -155,8 +157,9 @@ async def open_upload(
     if not await room.reserve(connection, tenant_id, size):
         used_bytes = await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
         room.add_exactly(tenant_id, used_bytes, size)
-    # The first inspection can wait until after the URL's end in two cases. An exact upload cannot be too large, and
-    # below a prefix the client may still be sending.
+    # The first inspection waits until after the URL's end in two cases. An exact upload cannot be too large, so an
+    # earlier inspection is not needed. The inspection of a prefix deletes its objects, so it must not come while the
+    # client may still be sending.
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
@@ -201,8 +204,8 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. `keep`: an object may stay if it has at most this many bytes; None: no object may stay.
-    Housekeeping later deletes an object that may not stay.
+    """Finish the upload. `keep`: an object at the key may stay if it has at most this many bytes; None: no object may
+    stay. Housekeeping later deletes an object that may not stay.
     """
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)

@@ -1,6 +1,6 @@
-"""Tells apart the errors that Pillow raises while it decodes: a damaged picture, a lack of memory, or an error of the
-system. Also sets Pillow's pixel limit. The media steps use this module, and conversions use it for their reference
-images.
+"""Tells apart the errors that Pillow raises while it decodes. The cause may be a damaged picture, a picture with too
+many pixels, a lack of memory, or an error of the system. The module also sets Pillow's pixel limit. The media steps use
+this module, and conversions use it for their reference images.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from leasehold.domain.errors import Permanent, StepError
 @contextmanager
 def pillow_limits(max_pixels: int) -> Iterator[None]:
     """During the block, set Pillow's own pixel limit, and raise Pillow's warning about a larger picture as an error.
+    Without this, Pillow refuses a picture only if it has more than two times the limit.
 
     All other warnings are hidden, because they concern metadata that nobody reads.
     """
@@ -36,8 +37,8 @@ def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Calla
     """Raise a decoder's errors as `damaged()`, because a damaged file can make a decoder raise any error, such as
     IndexError. Raise Pillow's refusal of the size as `too_many_pixels()`.
 
-    A lack of memory and errors of the system (which have an errno) pass unchanged, because they are not faults of the
-    picture.
+    Errors that the platform itself raised (StepError) pass unchanged. A lack of memory and errors of the system (which
+    have an errno) pass unchanged, too, because they are not faults of the picture.
     """
     try:
         yield

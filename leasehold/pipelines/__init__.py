@@ -60,7 +60,7 @@ def _with_installed(pipelines: Pipelines) -> Pipelines:
 def with_demonstrations() -> Pipelines:
     """The pipelines of `shipped`, and two pipelines that demonstrate or measure the platform. Only `leasehold dev`, the
     demo and benchmarks have these two, because a client could keep workers busy with them for hours. If the extra
-    `media` is not installed, the kind MEDIA is left out, because a worker that cannot load its handlers ends.
+    `media` is not installed, the kind MEDIA is left out, because a worker ends if it cannot load a handler.
     """
     pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)
@@ -69,7 +69,7 @@ def with_demonstrations() -> Pipelines:
 
 
 def has_extra_media() -> bool:
-    """Whether `leasehold[media]` is installed here: the libraries with which a worker processes pictures."""
+    """Whether `leasehold[media]` is installed here. It has the libraries with which a worker processes pictures."""
     return find_spec("PIL") is not None and find_spec("pyvips") is not None
 
 

@@ -27,11 +27,11 @@ def text_of(error: BaseException) -> str:
 
 
 def contained(error: BaseException) -> RuntimeError:
-    """The RuntimeError to raise in place of `error`. Use it for errors that do harm outside of the call that raised
-    them.
+    """The RuntimeError to raise in place of `error`. Use it for the errors that do harm outside of the call that raised
+    them. These are the errors, and the harm:
 
-    If an asyncio task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold
-    StopIteration. A GeneratorExit looks as if the coroutine that awaits the call was closed.
+    SystemExit and KeyboardInterrupt: if an asyncio task raises one of them, asyncio ends the event loop. StopIteration:
+    a future cannot hold it. GeneratorExit: it looks as if the coroutine that awaits the call was closed.
     """
     replacement = RuntimeError(f"the function raised {text_of(error)}")
     replacement.__cause__ = error
@@ -55,20 +55,21 @@ async def call_in_thread(
 
 
 def begin_foreign_code() -> None:
-    """From now on, the current asyncio task runs code that is not the platform's own. Inside `exits_contained`, the
-    tasks that this code makes cannot end the event loop.
+    """From now on, the current asyncio task runs code that is not the platform's own. If a block of `exits_contained`
+    is open, the asyncio tasks that this code makes cannot end the event loop.
     """
     _is_foreign.set(True)
 
 
 @contextmanager
 def exits_contained() -> Iterator[None]:
-    """Inside the block, a SystemExit or KeyboardInterrupt of a task that foreign code made becomes a RuntimeError of
-    that task (`contained`). With asyncio alone, such an exit would end the running event loop, whoever awaits the task.
+    """During the block, foreign code (see `begin_foreign_code`) may make asyncio tasks. If such a task raises
+    SystemExit or KeyboardInterrupt, the task ends with a RuntimeError instead (`contained`). With asyncio alone, such
+    an exit would end the running event loop, even if other code awaits the task and catches its errors. Exception: a
+    callback (`call_soon`) that raises SystemExit or KeyboardInterrupt still ends the loop.
 
     The block sets the loop's task factory. The new factory calls the factory that the program had set before. Several
-    blocks of one loop use the same factory, and the last block to end restores the program's own factory. Exception: a
-    callback (`call_soon`) that raises SystemExit or KeyboardInterrupt still ends the loop.
+    blocks of one loop use the same factory, and the last block to end restores the program's own factory.
     """
     loop = asyncio.get_running_loop()
     current: Any = loop.get_task_factory()
@@ -86,7 +87,7 @@ def exits_contained() -> Iterator[None]:
 
 class _TaskFactory:
     """A task factory of asyncio. `of_program`: the factory that makes the tasks; None: asyncio's own class Task makes
-    them. `users`: the blocks of `exits_contained` that need this factory.
+    them. `users`: how many blocks of `exits_contained` need this factory now.
     """
 
     def __init__(self, of_program: Callable[..., Any] | None) -> None:

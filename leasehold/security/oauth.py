@@ -1,6 +1,7 @@
-"""OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
+"""Fetches the access token with which the platform sends requests to another service. It uses the client credentials of
+OAuth 2.0 (RFC 6749, 4.4).
 
-Promotions use this token to copy a finished model to the HTTP file service from which an installation serves its
+Promotions use it. A promotion copies a finished model to the HTTP file service from which an installation serves its
 models.
 """
 
@@ -21,7 +22,7 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-_TIMEOUT_SECONDS = 15.0
+_TIMEOUT_SECONDS = 15.0  # the longest time that one request may take
 #: A token is renewed this many seconds before it expires.
 _EARLY_SECONDS = 30.0
 #: The lifetime in seconds of a token whose answer has no `expires_in`.
@@ -49,8 +50,8 @@ class Client:
 
 
 class Tokens:
-    """The access token of one client. The method `token` fetches it at the first call, and again shortly before it
-    expires or after `forget`.
+    """The access token of one client. `egress`: the HTTP client for requests to other services. The method `token`
+    fetches it at the first call, and again shortly before it expires or after `forget`.
     """
 
     def __init__(self, egress: Egress, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""UrlSigner: signed URLs, by which a client without the store's credentials reads or writes one object.
+"""Signs URLs. By a signed URL, a client without the store's credentials reads or writes one object.
 
 botocore computes the signatures. Its own `generate_presigned_url` is three times as slow, because each call also
 evaluates botocore's endpoint rules and serialises the parameters. A UrlSigner asks botocore only once, for the address

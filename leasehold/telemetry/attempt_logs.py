@@ -66,10 +66,10 @@ class Recorder:
     The log has bounds: `max_lines` and `max_bytes`. At the first line beyond a bound the log is cut. From then on,
     lines are only counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded.
 
-    `_lines` is a buffer: it has the lines that `take` has not returned yet. `lines` and `bytes`: the number of all
-    lines so far, and their size. `on_first`: called when a line comes into the empty buffer. This is the first line, or
-    the first line after a `take`. `lock`: several recorders may use the same lock. `stream`: the chunks that the
-    attempt emits.
+    `_lines` is a buffer, because it has only the lines that `take` has not returned yet. `lines` and `bytes`: the
+    number of all lines so far, and their size. `on_first`: called each time when a line comes into the empty buffer, so
+    at the first line of all, and at the first line after each `take`. `lock`: several recorders may use the same lock.
+    `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -152,7 +152,8 @@ class Recorder:
             if self._max_lines:
                 bounds = f"an attempt keeps {self._max_lines:,} lines, or {self._max_bytes:,} bytes"
                 message = f"The log is cut here: {bounds}."
-                # Processes of earlier releases recognise the mark of a cut by its field `cut`.
+                # The line has two marks of the cut. Processes of earlier releases recognise the field `cut`. Those of
+                # this release recognise the member `cut` that `is_cut` adds.
                 self._append(_encode_line("warning", PLATFORM, message, {"cut": True}, "", None, is_cut=True))
             return
         self._append(line)
@@ -217,8 +218,8 @@ def _encode_line(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """The line as JSON. `is_cut`: this line marks where the log is cut, by a member `cut` beside `message`. No line
-    that a function logs can have this member, because the names that the function chooses stand under `fields`.
+    """The line as JSON. `is_cut`: this line marks where the log is cut, by a member `cut` beside `message`. A handler
+    cannot log a line with this member, because the names that it chooses become members of `fields`.
     """
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     line: dict[str, Any] = {
@@ -295,7 +296,7 @@ def _record(recorder: Recorder, record: logging.LogRecord) -> None:
     if isinstance(record.msg, dict):  # an event of structlog
         event, message = record.msg, record.msg.get("event", "")
         error = event.get("exc_info")
-        # Leave out the facts (`is_fact`): fields that the platform adds to each line, such as the job's id.
+        # Leave out the facts. A fact is a field that the platform itself adds to each line, such as the job's id.
         fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS and not is_fact(name, value)}
     else:
         event = own_fields(record)

@@ -1,5 +1,5 @@
 """Counts the tasks that failed for good. The worker whose attempt failed counts the task. If that worker was lost, the
-worker whose sweeper ended its lease counts the task.
+worker whose sweeper ended the lease counts the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ BY_PIPELINE = fast_counter(
     "process has no code of, such as a template. Without deliveries whose webhook is disabled: its owner has them",
     ["pipeline"],
 )
-#: Codes of dead letters that only the owner of a webhook can mend. Operators need no alert about them.
+#: Dead letters with these codes have a cause that only the owner of a webhook can mend. BY_PIPELINE leaves them out,
+#: because operators need no alert about them.
 _OF_OWNERS = frozenset({"webhook_disabled"})
 #: BY_PIPELINE has a label for each pipeline in `_declared`. Dead letters of all other pipelines count as `other`.
 _OTHER = "other"
@@ -30,9 +31,9 @@ bounded_code = Bounded()
 
 
 def declare(pipelines: Iterable[str]) -> None:
-    """Let the counters of these pipelines exist at 0, because PromQL's `increase()` does not count the events with
-    which a counter first appears. Otherwise the first dead letters of a process would cause no alert, even if many came
-    at once.
+    """Make the counters of these pipelines now, with the value 0. PromQL's `increase()` does not count the events that
+    a counter has already counted when it first appears. So without this call, the first dead letters of a process would
+    cause no alert, even if there were many.
     """
     _declared.update(pipelines)
     BY_PIPELINE.labels(_OTHER)  # this counter also counts the pipelines beyond the bound on the number of counters
@@ -41,7 +42,7 @@ def declare(pipelines: Iterable[str]) -> None:
 
 
 def count_dead_letter(pipeline: str, step: str, code: str) -> None:
-    """Count a step that failed for good, and is in the list of dead letters now."""
+    """Count a task that failed for good. `code`: the code of its error."""
     DEAD.labels(pipeline, step, bounded_code(code)).inc()
     if code not in _OF_OWNERS:
         BY_PIPELINE.labels(pipeline if pipeline in _declared else _OTHER).inc()

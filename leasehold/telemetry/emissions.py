@@ -33,8 +33,8 @@ def encoded_chunk(chunk: Any) -> bytes:
 class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
-    `on_first`: called when a chunk arrives and all earlier chunks have been taken (`take`). The stream is cut at the
-    first chunk beyond `max_chunks` or `max_bytes`: `_CUT` replaces this chunk, and later chunks are dropped.
+    `on_first`: called when a chunk arrives and `take` has returned all earlier chunks. The stream is cut at the first
+    chunk beyond `max_chunks` or `max_bytes`. `_CUT` replaces this chunk, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")

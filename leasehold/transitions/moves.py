@@ -23,7 +23,9 @@ _NAMED_BY_CLIENT = {
 
 
 def is_postponed(table: str) -> str:
-    """SQL condition: the due time of the row `t` of this table has been postponed."""
+    """SQL condition: the due time of the row `t` of this table has been postponed. The due time `infinity` (a workflow
+    that waits without a time limit) is never postponed.
+    """
     due_time = f"t.{DUE[table]}"
     return f"{due_time} > '{FAR}' AND {due_time} < 'infinity' AND NOT {_NAMED_BY_CLIENT[table]}"
 
@@ -41,7 +43,8 @@ def tenant_stays(tenant: str = "tenant_id") -> str:
     )
 
 
-# The two statements that postpone write each due time unchanged. On this write the triggers postpone it.
+# The two statements that postpone write each due time unchanged. The triggers react to the write, and postpone the due
+# time.
 _POSTPONE_TASKS = f"""
 -- move_postpone_tasks
 UPDATE task SET available_at = available_at

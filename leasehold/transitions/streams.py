@@ -34,9 +34,10 @@ class StreamChunk:
 # chunks. logs.py gives the reasons. But this statement writes a row only while the row's attempt has the lease. The CTE
 # `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 #
-# An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row. If they
-# have, the number of the attempt is higher than the number in that row. (After a snooze, the next attempt has the same
-# number; after a failure it has a higher number.) All rows of one attempt have the same `restarts`.
+# An attempt at a snoozed task continues the stream, unless attempts have failed since the task's last row. The
+# statement recognises this by the number of the attempt. After a snooze, the next attempt has the same number as in
+# that row. After a failure it has a higher number. (The first claim, with the epoch 1, has no earlier row.) All rows of
+# one attempt have the same `restarts`.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (

@@ -1,6 +1,6 @@
 """Writes the deliveries about jobs that have ended. An ended job gets a delivery job for each webhook that subscribes
-to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`
-(somebody waits for the job's end).
+to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's column
+`notify`, which says that the end of the job must still be reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.limits import TenantRules, applicable_limits, tenant_rules
 from leasehold.transitions.quarantine import not_in, run_units
 
-#: The name of this duty (a loop of the workers). The table `quarantine` lists, with this name, the jobs whose
-#: deliveries could not be written and which are set aside for a time. `counted` also creates the duty's counters.
+#: The name of this duty (a loop of the workers). If the deliveries of a job cannot be written, the job is set aside for
+#: a time, with this name in the table `quarantine`. `counted` also creates the duty's counters.
 DUTY = counted("webhooks")
 
 
@@ -36,8 +36,8 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# SQL that is true in three cases: a worker has the code of the job `j`; a worker may have the code, because its
-# handlers are not recorded (`handlers` is NULL); a worker with the code has ended within the last 90 days
+# SQL that is true in three cases. A worker has the code of the job `j`. Or a worker may have the code, because its
+# handlers are not recorded (`handlers` is NULL). Or a worker with the code has ended within the last 90 days
 # (`known_handler`, see workers.py). The name of a handler is `pipeline.step`.
 _MAY_BE_KNOWN = """EXISTS (
            SELECT 1 FROM worker w WHERE w.handlers IS NULL
@@ -104,8 +104,8 @@ _BATCH = 500
 
 async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
     """Make the tenant's webhook also report the ends of jobs that were submitted before the webhook existed. Call this
-    after the commit of the webhook, and outside a transaction, so that only a few rows are locked at a time. Call it
-    before the commit, too: then only a few jobs are left for the call after the commit.
+    after the commit of the webhook, and outside a transaction, so that only a few rows are locked at a time. Call this
+    also before the commit, so that only a few jobs are left for the call after the commit.
 
     A submission first reads whether the tenant has a webhook, and then writes its job. If the submission reads before
     the webhook's commit, and commits after this call, the webhook does not report the end of the job. A lock could
@@ -139,9 +139,10 @@ async def dispatch(
     whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
     transactions have released the row. If the deliveries cannot be written, the call raises the error.
 
-    `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set, so its deliveries
-    can be written later. The call leaves a failed job of another app to a process with that app's code, if a worker may
-    have this code. A job whose deliveries cannot be written is also left for later.
+    `deletes`: the caller deletes the job `job_id`. Then two rules of `job_id` do not hold, because a deleted row is
+    only hidden, and stays while `notify` is set, so its deliveries can be written later. The call leaves a failed job
+    of another app to a process with that app's code, if a worker may have this code. And if the deliveries cannot be
+    written, the call leaves them for later, and raises no error.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
@@ -212,7 +213,7 @@ def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRule
         "run_id": str(job["id"]), "task": job["pipeline"], "code": error["code"], "message": error["message"],
         "arguments": job["params"],
     }  # fmt: skip
-    run = RunOf(pipeline.name, pipeline.version, "tenant", "")
+    run = RunOf(pipeline.name, pipeline.version, "tenant", "")  # in the default scope of runs
     return NewJob(
         pipeline,
         job["tenant_id"],
@@ -225,7 +226,9 @@ def _follower(pipeline: Pipeline, job: Any, keep_seconds: int, rules: TenantRule
 
 
 def _deliveries(job: Any, webhooks: Sequence[Any], reported_jobs: ReportedJobs) -> list[dict[str, Any]]:
-    """The parameters of the deliveries about one job: one for each event that a webhook of its tenant subscribes to."""
+    """The parameters of the deliveries about one job. There is one delivery for each event and each webhook of the
+    job's tenant that subscribes to the event.
+    """
     if job["template"] is None and job["pipeline"] in reported_jobs.own:
         return []
     return [

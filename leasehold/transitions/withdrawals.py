@@ -1,5 +1,6 @@
-"""A withdrawal is a job that cancels an order which another job has made at another system. Before that other job is
-deleted, this module copies the order into the withdrawal.
+"""A withdrawal is a job that cancels an order which another job has made at another system. The withdrawal needs the
+data of the order, which are in the other job. So before the other job is deleted, this module copies them into the
+withdrawal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Withdrawals:
 
     `pipeline`: the pipeline of the jobs that make orders. `step`: the step that makes the order; its result has the
     order's id as `ref`. `withdrawal`: the pipeline of the withdrawals. `content`: the parameters that are not copied
-    into a withdrawal, because they are the client's content, and are deleted with the job.
+    into a withdrawal. They are the client's content, so they must be deleted with the job.
     """
 
     pipeline: str
@@ -27,8 +28,9 @@ class Withdrawals:
 
 
 # The `exclusive_key` of a withdrawal is the id of the job that made the order, so a unique index finds the withdrawal.
-# The statement copies only from jobs that may be deleted now (`expires_at` has passed). $1: the jobs that made the
-# orders. $2 to $5: `content`, `pipeline`, `step` and `withdrawal` of Withdrawals.
+# The statement copies only from jobs that may be deleted now (`expires_at` has passed). In the statement, `j` is the
+# job that made the order, and `w` is its withdrawal. $1: the ids of jobs that are to be deleted. $2 to $5: `content`,
+# `pipeline`, `step` and `withdrawal` of Withdrawals.
 KEEP_ORDERS = """
 -- keep_orders
 UPDATE job w
@@ -43,7 +45,8 @@ WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp() AND j.pipeline
 
 
 async def keep_orders(connection: Connection, job_ids: Sequence[UUID], of: Withdrawals) -> None:
-    """Copy the orders of these jobs into their unfinished withdrawals. Call this before the jobs are deleted, because
-    an order costs money until its withdrawal has cancelled it.
+    """Copy the orders of these jobs into their unfinished withdrawals. `of`: how the kind of these jobs withdraws its
+    orders. Call this before the jobs are deleted. Without the copy, a withdrawal could not cancel its order any more,
+    and the order would go on to cost money.
     """
     await connection.execute(KEEP_ORDERS, list(job_ids), list(of.content), of.pipeline, of.step, of.withdrawal)

@@ -1,7 +1,8 @@
 """Runs one attempt from its claim to its settlement (the write of how it ended). A slot pool, which has room for some
 attempts, calls `Runner.run`. Afterwards the slot pool ACKs the hint (the message that announced the task).
 
-The runner writes no status itself: it hands a settlement to the settlement batcher, which writes it under the lease.
+The runner writes no status itself. It hands a settlement to the settlement batcher, which writes the settlement if the
+lease is still valid.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 #: SQL: the code of the last failure of task $1 that was an error (and not a crash, a timeout or a loss).
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
-_UNFORESEEN_CODE = Unforeseen("").code  # if an isolated handler raised an error that is no StepError
+#: The code of the failure if an isolated handler raised an error that is no StepError.
+_UNFORESEEN_CODE = Unforeseen("").code
 
 #: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
 #: earlier release: "parked" for snoozed, "spread" for fanned out.
@@ -177,7 +179,7 @@ class Runner:
         self._starts.count(claimed.queue)  # the list of queues shows how many attempts start in a minute
         trace = claimed.trace or {}
         trace_id = traces.trace_id_of(trace)
-        declaration = self._declaration(claimed)
+        declaration = self._declaration(claimed)  # the pipeline and the step; None: this worker cannot run the task
         log_and_stream = self._log_and_stream_writers.open(claimed)
         set_facts_of_lines({
             "job_id": claimed.job_id,
@@ -218,7 +220,10 @@ class Runner:
                 self._finishing.discard(claimed.lease.task_id)
                 if self._releasing and not self._finishing:
                     self._have_finished.set()
+                # Discard what the attempt has begun speculatively. But if this worker goes on with `next_step`, it
+                # needs this work, and keeps it.
                 self._isolated.discard_speculations(claimed, next_step)
+                # The worker keeps the code of the workflow running only if the suspension is committed.
                 if isinstance(settlement, Suspending):
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
             span.set_attributes(leasehold_outcome=outcome)
@@ -250,7 +255,8 @@ class Runner:
         work = StoppableWork(
             self._perform(claimed, *declaration, seconds, held, log_and_stream, slot), _seconds_to_stop(claimed)
         )
-        # If the job is being cancelled, the claimed task is a workflow, whose code must see the cancel.
+        # In a job that is being cancelled, only the task of a workflow can be claimed, because the workflow's code must
+        # see the cancel.
         if claimed.cancelling:
             held.cancelled = True
         # `held` calls `work.stop` when the lease is lost or the attempt is overdue, and `on_cancel` when a client
@@ -286,10 +292,11 @@ class Runner:
             log.warning("a handler that was given up has raised an error", error=text_of(error))
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
-        """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
-        handler. Returns None if this worker has not loaded that code, or if the step is isolated and this worker has no
-        child processes for its pipeline. (The task may stand in a queue that its step had in an earlier release, and
-        that this worker serves without child processes.)
+        """The pipeline and step whose code does the task. If the task has a handler, which the job's template or a
+        workflow names, they are those of the handler. Otherwise they are those of the task itself. Returns None if this
+        worker has not loaded that code, or if the step is isolated and this worker has no child processes for its
+        pipeline. (The task may stand in a queue that its step had in an earlier release, and that this worker serves
+        without child processes.)
         """
         handler = _handler_of(claimed)
         pipeline_name, _, step_name = handler.rpartition(".")

@@ -26,8 +26,9 @@ _HINTS_PER_SLOT = 4
 
 
 class SlotPools:
-    """`start` serves the inline queues, whose steps run in this process. If the child processes are ready, it also
-    serves the isolated queues, whose steps run in children. Otherwise `start_isolated` adds the isolated queues later.
+    """All slot pools of a worker. `start` serves the inline queues, whose steps run in this process. If the child
+    processes are ready, it also serves the isolated queues, whose steps run in children. Otherwise `start_isolated`
+    adds the isolated queues later. The arguments of both are names of queues.
     """
 
     def __init__(
@@ -109,12 +110,13 @@ class SlotPools:
         )
 
     def _add(self, pools: list[SlotPool]) -> dict[str, int]:
-        """Let the router deliver hints to these pools, too. Returns queue -> how many unacknowledged hints the queue
-        may have.
+        """Add the pools to this worker's pools, and let the router deliver hints to them. Returns queue -> how many
+        unacknowledged hints the queue may have.
         """
         self._pools += pools
         for pool in pools:
             self._router.add(pool)
+        # `shared`: the slots of a pool without its reserve.
         metrics.SLOTS.labels("all").set(sum(pool.shared for pool in self._pools))
         metrics.SLOTS.labels("reserve").set(sum(pool.reserve for pool in self._pools))
         return {queue: _HINTS_PER_SLOT * pool.slots for pool in pools for queue in pool.queues}

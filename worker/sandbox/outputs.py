@@ -1,4 +1,5 @@
-"""Checks a child's answer before the worker uploads the files that the answer names, or commits the answer's value.
+"""Checks the answer of a child process that ran an isolated step. The worker calls this before it uploads the files
+that the answer names, or commits the answer's value.
 
 A hostile input may have taken control of the child, so the worker does not trust the paths in the answer. The worker
 opens each part of a path without following links, and accepts only a regular file that has a single name (hard link).
@@ -17,6 +18,7 @@ from leasehold.domain.storable import NotStorable, encode_storable
 from leasehold.domain.verdicts import Done, File
 from leasehold.worker.sandbox import frames
 
+#: The names of outputs, and the paths of their files. A `/` separates the parts.
 _NAME = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
 _CONTENT_TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]*/[a-z0-9][a-z0-9.+-]*(; ?[a-z0-9-]+=[A-Za-z0-9._-]+)?")
 #: The most bytes of JSON that a step's value may have. The value is a column in PostgreSQL, so larger results belong in

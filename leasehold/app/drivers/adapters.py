@@ -1,4 +1,6 @@
-"""An adapter wraps a connection of the user's program. It has the asyncpg methods that the platform's statements use.
+"""Adapters for the connections of the user's program. An adapter wraps such a connection, and has the methods of
+asyncpg that the platform's statements use. The functions of statements.py convert each statement, its arguments and its
+rows for the driver.
 
 Only the user's program begins, commits and rolls back the transaction. An adapter never does.
 """
@@ -21,7 +23,7 @@ from leasehold.app.drivers.statements import (
 from leasehold.domain.errors import TransactionRefused
 
 T = TypeVar("T")  # what the coroutine of `run_now` returns
-Row = dict[str, Any]
+Row = dict[str, Any]  # the name of a column -> its value
 #: PostgreSQL's error code for a statement in a transaction that has failed.
 _FAILED_SQLSTATE = "25P02"
 _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
@@ -42,9 +44,9 @@ class Adapter(ABC):
         """Raises TransactionRefused if the connection is not in a transaction, or the transaction has failed."""
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
-        """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. If `announce` is called without a commit, no harm is done, because workers then
-        only poll for due tasks in vain.
+        """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` tells
+        workers of the new tasks. It does not block, and raises nothing. If `announce` is called without a commit, no
+        harm is done, because workers then only look for tasks that do not exist.
         """
 
     def is_in_transaction(self) -> bool:
@@ -98,6 +100,7 @@ class Asyncpg(Adapter):
 
 
 class _Psycopg(Adapter):
+    # The check of both kinds of psycopg connections.
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
@@ -153,8 +156,9 @@ def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
     return tuple
 
 
-#: Sets a variable of PostgreSQL until the transaction ends. With autocommit the transaction ends with this statement,
-#: so the next statement does not find the variable.
+#: With these two statements, `check` finds out whether the connection is in a transaction. The first sets a variable of
+#: PostgreSQL until the transaction ends, and the second reads it. With autocommit, the transaction ends with the first
+#: statement, so the second does not find the variable.
 _SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
 _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT_SENTENCE = (
@@ -179,6 +183,7 @@ def _after_rollback(session: Any) -> None:
 
 
 class _SqlAlchemy(Adapter):
+    # The methods that the two kinds of SQLAlchemy connections have in common.
     _user_connection: Any
 
     def on_commit(self, announce: Callable[[], None]) -> None:

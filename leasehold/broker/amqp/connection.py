@@ -50,12 +50,12 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
     `answered_within` corrects two faults of the AMQP client:
     - When the connection dies, the client ends a wait with a bare CancelledError, which no `except Exception` catches.
       `answered_within` raises BrokerUnavailable instead.
-    - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
-      a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `answered_within` raises CancelledError in both cases.
+    - When the asyncio task that runs the block is cancelled, the client may lose the cancellation. `asyncio.wait_for`
+      before Python 3.12 swallows a cancellation that comes with the broker's answer. A cancellation that comes while
+      the connection breaks ends as an ordinary error. `answered_within` raises CancelledError in both cases.
 
-    After `seconds`, the timeout of `answered_within` also cancels this task. `asyncio.timeout` then takes this
-    cancellation back, and raises TimeoutError in place of the CancelledError.
+    After `seconds`, `asyncio.timeout` also cancels the asyncio task. When the block has ended, it undoes this
+    cancellation, and raises TimeoutError in place of the CancelledError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -72,7 +72,7 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
                 raise asyncio.CancelledError from error
             raise
     # The block has ended without an error, so its own timeout has not cancelled this task. If `cancelling` has risen
-    # meanwhile, somebody else has cancelled this task, and the client has swallowed the cancellation.
+    # meanwhile, other code has cancelled this task, and the client has lost the cancellation.
     if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
@@ -181,9 +181,9 @@ class Nodes:
 
     @property
     def is_current_untried(self) -> bool:
-        """Whether a round over the nodes has begun, and the current node is still to be tried in it. Then the link
-        tries this node without a wait. A new round begins after a connection that was accepted, and after all nodes
-        have failed.
+        """Whether a round over the nodes has begun, and the current node was not tried in this round yet. Then the link
+        tries this node without a wait. A new round begins when all nodes have failed, and when a connection that was
+        accepted has ended.
         """
         return self._failed % len(self._order) != 0
 
@@ -285,9 +285,8 @@ class Link:
             await close(connection)
 
     async def _renewed(self, tls: BrokerTls) -> ssl.SSLContext:
-        """The TLS context. It is made of the files as they are now. If these files cannot be used, the previous context
-        stays in use. Logs an error only if it differs from the last error, because there may be many attempts to
-        connect.
+        """The TLS context, made of the files as they are now. If these files cannot be used, the previous context is
+        returned. Logs an error only if it differs from the last error, because there may be many attempts to connect.
         """
         fault: str | None = None
         try:

@@ -53,7 +53,7 @@ class Consumer:
         self.link = Link(settings, "consume", self._serve)
         #: A function that starts subscriptions on the open connection. None while there is no connection.
         self._start_serving: Callable[[Sequence[Subscription]], None] | None = None
-        self.last_delivery_at: float | None = None
+        self.last_delivery_at: float | None = None  # `time.monotonic()` when the last message arrived
         self.garbage: Counter[str] = Counter()  # reason -> number of dropped messages
 
     @property
@@ -73,6 +73,7 @@ class Consumer:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None,
     ) -> None:
+        # `prefetch`: queue -> how many unacknowledged hints this process may hold.
         await self.close()  # a second call of `consume` replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
         self._subscriptions = self._new_subscriptions(prefetch)
@@ -134,8 +135,8 @@ class Consumer:
             hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
                 self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
-        # Acknowledge a message that cannot be handled. Otherwise RabbitMQ would redeliver the message for ever, and no
-        # later try would help.
+        # Acknowledge a message that cannot be decoded or handled. Otherwise RabbitMQ would deliver the message again
+        # for ever, with the same error each time.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
             self._drop(subscription, error, message.size)

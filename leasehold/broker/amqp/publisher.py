@@ -1,5 +1,5 @@
-"""Publishes hints (messages that tell workers of due tasks) to RabbitMQ as persistent, mandatory messages, with many in
-flight at once.
+"""Publishes hints (messages that tell workers of due tasks) to RabbitMQ, with many in flight at once. The messages are
+persistent and mandatory. RabbitMQ returns a mandatory message if its queue does not exist.
 
 `publish` returns True for a hint that RabbitMQ confirmed. In every other case it returns False, and the relay sends the
 hint later. The relay is a loop of each worker that reads the outbox (the table of unconfirmed hints).
@@ -37,8 +37,8 @@ WINDOW = 500
 #: because somebody gave a queue a maximum length.
 _REFUSED_SECONDS = 0.5
 #: After a failed declare, the publisher pauses before it declares this queue again, because all hints of a batch wait
-#: for the declare, for up to RPC_SECONDS. With the pauses, failed declares of a queue take at most _DECLARE_SHARE of
-#: the time. No pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
+#: for the declare, for up to RPC_SECONDS. Each pause is long enough that failed declares of a queue take at most
+#: _DECLARE_SHARE of the time. But no pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
 _DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
@@ -96,6 +96,7 @@ class Publisher:
         self._timeout = settings.amqp_publish_timeout
         self._topology = topology
         self._session: _Session | None = None
+        # How long a channel must have been open before it is replaced. Each `record_loss` doubles this time.
         self._patience_with_refusals = Patience(_REFUSED_SECONDS)
         self.link = Link(settings, "publish", self._serve)  # connects, and runs `_serve` with each connection
         self.unroutable = 0  # how many messages RabbitMQ has returned
@@ -115,8 +116,8 @@ class Publisher:
         return confirmed
 
     async def _publish_window(self, hints: Sequence[Hint]) -> list[bool]:
-        # Declare the queues that the channel has not declared, send the hints whose queues are declared, and wait for
-        # the confirms.
+        # Declare the queues that were not declared on this channel yet. Then send the hints whose queues are declared,
+        # and wait for the confirms.
         session = self._session
         if session is None:
             return [False] * len(hints)
@@ -159,9 +160,10 @@ class Publisher:
         return window.confirmed
 
     def _give_up_after_refusal(self, session: _Session) -> None:
-        """Replace the channel, because RabbitMQ refuses hints on it. The leader of a quorum queue may have died just
-        before the channel's first message to the queue. Then RabbitMQ 3.10 refuses all later messages to this queue on
-        this channel, even after the queue has another leader.
+        """Replace the channel, because RabbitMQ refuses hints on it. But keep a channel that was opened only a moment
+        ago (see _REFUSED_SECONDS). The leader of a quorum queue may have died just before the channel's first message
+        to the queue. Then RabbitMQ 3.10 refuses all later messages to this queue on this channel, even after the queue
+        has another leader.
         """
         is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
         if session is self._session and not is_new and not session.is_given_up.is_set():

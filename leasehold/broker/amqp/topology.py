@@ -1,6 +1,6 @@
-"""The queues on RabbitMQ. Each queue of the platform is three queues there, one for each priority band. One more queue
-has the hints that were set aside. All these queues are durable. A hint is a message that a task is due. RabbitMQ sets a
-hint aside (dead-letters it) after it has delivered the hint too often, for example.
+"""The queues on RabbitMQ. They carry hints (messages that a task is due). Each queue of the platform is three queues
+there, one for each priority band. One more queue has the hints that RabbitMQ has set aside (dead-lettered), for example
+because it had delivered them too often. All these queues are durable.
 
 Publishers use the default exchange with the queue's name. So no queue needs a binding. If the queue of a `mandatory`
 message is missing, RabbitMQ returns the message. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness
@@ -42,7 +42,7 @@ class Topology:
     def __init__(self, prefix: str, queue_type: Literal["classic", "quorum"]) -> None:
         self.prefix = prefix
         self.queue_type = queue_type
-        self._conflicts: set[str] = set()
+        self._conflicts: set[str] = set()  # the queues whose conflict is logged already
         self._set_aside_due_at = float("-inf")  # when the queue of hints that were set aside may be declared again
 
     @property

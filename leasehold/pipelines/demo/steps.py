@@ -9,7 +9,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.verdicts import Done
 from leasehold.pipelines.demo.pipeline import demo_long_task, noop
 
-_TICK = 0.1  # seconds that `execute` sleeps between two checkpoints; at each it also reports its progress
+_TICK = 0.1  # seconds between two checkpoints of `execute`; at each checkpoint it reports its progress
 
 
 @noop.handles("only")

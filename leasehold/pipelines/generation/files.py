@@ -1,6 +1,6 @@
-"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Private addresses
-are refused, and sizes are bounded. The first bytes of a file decide its type. The Content-Type that the provider sends
-does not count.
+"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Links to private
+addresses are refused, and the sizes of files are bounded. The first bytes of a file decide its type, and not the
+Content-Type that the provider sends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from leasehold.pipelines.generation.provider import Kind
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
-_TIMEOUT_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0  # the longest time that one download may take
 _REDIRECTS = 3  # the most redirects that one download follows
 _OK = 200
+#: HTTP statuses of the link after which another attempt may succeed.
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 #: The codes of EgressRefused after which another attempt may succeed, because DNS may work again later.
 _TEMPORARY_REFUSALS = frozenset({"host_unknown"})

@@ -25,6 +25,7 @@ from leasehold.pipelines.media.refusals import (
     unsupported_format,
 )
 
+#: Content type -> the function that reads the header of such a file.
 _READERS: dict[str, Callable[[bytes], Header]] = {
     "image/jpeg": jpeg.read,
     "image/png": png.read,

@@ -1,4 +1,4 @@
-"""Every reason for which a picture is refused: a stable code and a sentence for the owner.
+"""Every reason for which a picture is refused. Each has a stable code, and a sentence for the owner of the picture.
 
 All are `Permanent`, because another attempt would fail in the same way.
 """

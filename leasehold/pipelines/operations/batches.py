@@ -44,7 +44,7 @@ _BROKEN_ROW = (asyncpg.PostgresError, *_BROKEN_HERE)
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """The operation that acts. `id`: the id of the operation's own job."""
+    """The bulk operation whose batch this is. `id`: the id of the operation's own job."""
 
     id: UUID
     operation: Operation
@@ -58,8 +58,8 @@ class Acting:
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `refusals`: the jobs that were not changed, each
     with the reason. `busy`: the jobs that were left out, because another transaction had locked their rows. `left`: the
-    targets whose code this process lacks but another worker has. Each leads to the name of one handler
-    (`pipeline.step`) of that code.
+    targets whose code this process lacks but another worker has, each with the name of one handler (`pipeline.step`) of
+    that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
     `ended`. The jobs in `departed` may have ended, and so may have made room in the concurrency limits `limits`. So the
@@ -79,8 +79,9 @@ class Outcome:
 async def act_on(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction. A job that was created after `operation.at` stays as it
-    is. A retry compares the time at which the job failed instead. The history of each job names the operation.
+    """Act on jobs of one tenant, in the caller's transaction. `operation.at` is the time at which the operation was
+    submitted. A cancel or delete leaves out jobs that were created later, and a retry leaves out jobs that failed
+    later. The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
@@ -146,8 +147,8 @@ async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
     """Retry the jobs together where that is possible, and the other jobs one by one. `admission` charges each retry to
-    the operation's client as a submission, and refunds a refused retry. `submitting` locks the rates before the jobs
-    are locked, as in every submission.
+    the operation's client as a submission, and refunds a refused retry. `submitting` locks the rows of the rate limits
+    before the jobs are locked, because every submission uses this order.
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
@@ -158,9 +159,9 @@ async def _retry_charged(
         outcome = Outcome(busy=busy)
         retries = _Retries(context, connection, acting, charge, outcome)
         targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
-        # First lock the dedupe keys of all jobs, because a debounced submission also locks its key first. All other
-        # locks must come later. Some of them are locks of concurrency limits: those of the `on_failure` run that
-        # follows the failure of a job, if a retry must still write this run.
+        # Lock the dedupe keys of all jobs before any concurrency limit. A debounced submission also uses this order,
+        # and another order could lead to a deadlock. The retry of each job may lock limits, because it may first have
+        # to write the `on_failure` run that follows the job's failure.
         await debounce.lock_keys_of_jobs(connection, tenant_id, [target.id for target in targets])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
@@ -201,8 +202,8 @@ class _Retries:
         return [target for target in targets if target.id not in self._outcome.left]
 
     async def _is_without_code(self, target: Target) -> bool:
-        """Whether this process lacks the code of the job. The code is the job's pipeline. For a run, a template that
-        its tenant wrote is enough.
+        """Whether this process lacks the code of the job. A process has the code if it has the job's pipeline or, for a
+        run, if the tenant wrote the run's template.
 
         Exception: some jobs are no runs, but became targets because this process does not know their kind, and so
         treated them as runs. If the pipeline of such a job is not in `operation.pipelines`, the operation may not
@@ -249,7 +250,8 @@ class _Retries:
         hints = await revive_together(self._context.actions, self._connection, targets, self._cause)
         for target in targets:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
-        # Add the hints last. After an error above, the savepoint undoes the retries, and none of their hints may stay.
+        # Add the hints last, because after an error above, the savepoint undoes the retries, and then none of their
+        # hints may be published.
         self._outcome.hints += hints
 
     async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
@@ -306,8 +308,8 @@ async def _act_together(
 async def _act_alone(
     connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[object]]
 ) -> bool:
-    """Call `act` for one job, and record the outcome. A job that is refused or has an invalid row does not stop others.
-    Returns whether `act` succeeded.
+    """Call `act` for one job, and record the outcome. If the job is refused or has an invalid row, this becomes the
+    job's refusal, and the other jobs go on. Returns whether `act` succeeded.
     """
     try:
         async with connection.transaction():  # a savepoint

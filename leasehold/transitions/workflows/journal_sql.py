@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from leasehold.db.database import unindexed
 
-#: SQL: the value of a row `start` that was open until `_CLOSE` (children.py) or a replay of its run (jobs/replays.py)
-#: closed it. A retry of the workflow opens the rows with this value again. A row of a detached run, which is `done`
-#: from its beginning, has no value.
+#: SQL: the value by which a retry of a failed workflow finds the rows that it must open again. A row of the kind
+#: `start` is a run that the workflow started. `_CLOSE` (children.py) or a replay of this run (jobs/replays.py) gives
+#: the row this value when it closes the row. The row of a detached run has no such value, because it is `done` from its
+#: beginning.
 CLOSED = """'{"closed": true}'::jsonb"""
 
-#: SQL: the value of an open row `start` whose run has failed, if the workflow has recorded the failure. Retention may
-#: delete the run.
+#: SQL: the value of an open row `start` whose run has failed, if the workflow has recorded the failure. The workflow no
+#: longer needs such a run, so retention may delete it.
 KNOWN = """'{"known": true}'::jsonb"""
 
 #: SQL: whether the statement claims the step of the call `w` (a row of the CTE `calls`, below). `held.external`: how
@@ -20,13 +21,14 @@ _IS_CLAIMED = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.exte
 
 
 def write_calls(*, claims: bool) -> str:
-    """SQL to append to a statement that has a CTE `held` of settlements.guard: the leases that are still valid, and the
-    position `nth` of each in the arrays. $4: for each lease a JSON object {"of": [...]} with the records of its calls
-    (records.Call.record).
+    """SQL to append to a statement that has the CTE `held` of settlements.guard. This CTE has the leases that are still
+    valid, and the position `nth` of each in the arrays of the statement's parameters. $4: for each lease a JSON object
+    {"of": [...]} with the records of its calls (records.Call.record).
 
-    A repeated statement writes nothing twice: the journal has one row for each place (branch and number of a call), and
-    a step has one task. With `claims`, the statement also claims one step for each lease. $8 has the step's id (or
-    NULL). $9 is the duration of the step's lease. The step's lease has the same owner as the workflow's.
+    A repeated statement writes nothing twice, because the journal has one row for each place (branch and number of a
+    call), and a step has one task. With `claims`, the statement also claims one step for each lease. $8 has for each
+    lease the id of this step, or NULL. $9 is the duration of the step's lease. The step's lease has the same owner as
+    the workflow's.
     """
     if claims:
         is_claimed = _IS_CLAIMED

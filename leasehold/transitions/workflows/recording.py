@@ -1,4 +1,4 @@
-"""`record`: a running workflow commits calls now, and keeps its lease."""
+"""Commits the calls of a running workflow to its journal (`record`). The workflow keeps its lease and goes on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from leasehold.transitions.workflows.records import Recorded, Recording, calls_c
 
 
 def _record(name: str, held: str) -> str:
-    """SQL: the statement `name`. `held`: the CTEs of settlements.guard. Their `lease_batch` has the leases, and their
-    `held` has the leases that are still valid. `write_calls` adds the CTE `steps`, the tasks that the calls start.
+    """SQL: the statement `name`. The parameter `held` is the SQL of several CTEs of settlements.guard. One of them,
+    `lease_batch`, has the leases. Another, which is also named `held`, has the leases that are still valid.
+    `write_calls` adds the CTE `steps`, the tasks that the calls start.
 
     The result has a row for each lease, and after them a row for each hint (a message that tells workers of a due
     task). If the caller has not published a hint within a second (`relay_at`), the relay does so.
@@ -45,6 +46,7 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 """
 
 
+# This statement is for a workflow that has not seen a cancel of its job.
 RECORD = _record("record_calls", HELD_IN_LIVE_JOB)
 # This statement is for a workflow that has seen the cancel of its job. It records the place where the workflow saw the
 # cancel, and the calls that undo its work.

@@ -1,5 +1,5 @@
-"""Reads an untrusted ONNX file, and refuses a model that breaks a limit. Both toolchains use this module: our own, made
-of open-source libraries, and the vendor Kneron's.
+"""Reads an untrusted ONNX file, and refuses a model that breaks a limit. Both toolchains use this module. One is our
+own, made of open-source libraries. The other is that of the vendor Kneron.
 
 Limits that are cheap to check come first. A model may not refer to another file, and may use only operators of the ONNX
 standard.
@@ -19,7 +19,8 @@ from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.shapes import bytes_of_element
 
-_OLDEST_OPSET = 1  # the oldest opset that is accepted; the toolchains convert old opsets
+# An opset is a version of the ONNX operators. The toolchains convert old opsets.
+_OLDEST_OPSET = 1  # the oldest opset that is accepted
 #: The domains of the ONNX standard: "ai.onnx" is another spelling of "".
 _STANDARD = {"", "ai.onnx"}
 _MAX_DEPTH = 16  # how deep graphs may be nested in graphs
@@ -62,8 +63,8 @@ def _check_opset(model: onnx.ModelProto) -> None:
 
 
 def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
-    """Refuse too many nodes, tensors that are too large, and everything outside of the ONNX standard: the model's own
-    functions, other operators, sparse tensors. One refusal names everything outside of the standard.
+    """Refuse too many nodes, tensors that are too large, and everything outside of the ONNX standard (the model's own
+    functions, other operators, and sparse tensors). One refusal names everything outside of the standard.
     """
     nodes = 0
     unsupported = {f"{function.domain}.{function.name}" for function in model.functions}

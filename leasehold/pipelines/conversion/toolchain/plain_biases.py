@@ -16,8 +16,9 @@ _BIAS = 2  # the index of the bias among the inputs of a Gemm
 
 
 def make_biases_plain(model: onnx.ModelProto) -> None:
-    """Change the model so that each Gemm with a constant bias has one value for each column, and no `beta`. A bias that
-    differs between rows becomes an Add after the Gemm. A Gemm whose bias is computed stays as it is.
+    """Change the model so that the constant bias of each Gemm has one value for each column, and the Gemm has no
+    `beta`. If that is impossible, the Gemm loses its bias, and an Add after the Gemm adds it. A Gemm whose bias is not
+    a constant stays as it is.
     """
     constants = {constant.name: constant for constant in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []

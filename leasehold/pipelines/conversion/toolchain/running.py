@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from leasehold.pipelines.conversion.toolchain import refusals
 
+#: The name of an input or an output of a model -> its value.
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, and the sandbox blocks the network
 
@@ -31,7 +32,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-#: An input of these types with four dimensions is a picture.
+#: An input is a picture if its elements have one of these types, and it has this many dimensions.
 _OF_PIXELS, _PICTURE_DIMENSIONS = (np.uint8, np.int8), 4
 
 
@@ -89,8 +90,8 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Optimise the graph in ways that suit any processor, and write the new graph to `target`. onnxruntime loads the
-    new graph fast.
+    """Optimise the graph, but only in ways that suit any processor, and write the new graph to `target`. onnxruntime
+    then loads it fast.
     """
     options = _session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)

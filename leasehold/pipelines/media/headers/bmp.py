@@ -1,4 +1,4 @@
-"""Reads the header of a BMP file: its size. BMP has several forms of headers."""
+"""Reads the width and the height of a picture from the header of a BMP file. BMP has several forms of headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CORE = 12  # bytes of the oldest header; all other headers begin with the same 
 
 def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image`, or struct.error if the file ends too early."""
-    (size,) = struct.unpack_from("<I", data, 14)
+    (size,) = struct.unpack_from("<I", data, 14)  # the size of the header, in bytes
     if size == _CORE:
         width, height = struct.unpack_from("<HH", data, 18)
         return Header(width, height)

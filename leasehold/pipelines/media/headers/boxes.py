@@ -1,4 +1,6 @@
-"""Reads the boxes of ISO base media files. The readers of HEIC and AVIF use it."""
+"""Reads the boxes of ISO base media files, the format of HEIC and AVIF pictures. A box has a kind and a content. The
+content may be further boxes.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections.abc import Iterator
 
 from leasehold.pipelines.media.refusals import corrupt_image
 
-#: The kind of a box, and the start and end of its content.
+#: The kind of a box, and the positions in the file at which its content starts and ends.
 Box = tuple[bytes, int, int]
 
 
 def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
-    """Every box in the range, without the boxes inside these. Raises Permanent `corrupt_image` or struct.error."""
+    """The boxes of `data[start:end]`, without the boxes inside them. Raises `corrupt_image` or struct.error."""
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         body = start + 8

@@ -7,7 +7,8 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-#: Any file may have this many blocks. A file with more is refused if its blocks average less than MIN_BLOCK_BYTES.
+#: A file may always have this many blocks. A file with more blocks is refused if it has more than one block for each
+#: MIN_BLOCK_BYTES bytes.
 BLOCKS_ALWAYS_ALLOWED = 100_000
 MIN_BLOCK_BYTES = 64  # encoders write blocks of 255 bytes
 

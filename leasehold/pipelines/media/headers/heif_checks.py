@@ -1,4 +1,6 @@
-"""The checks of a HEIF file's items that are the same for HEIC and AVIF."""
+"""The checks that are the same for HEIC and AVIF. Both are HEIF files, which have numbered items, such as pictures,
+tiles of pictures and metadata.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ import struct
 from leasehold.pipelines.media.headers.heif_items import Item, Items
 from leasehold.pipelines.media.refusals import corrupt_image
 
-Size = tuple[int, int]
+Size = tuple[int, int]  # width and height in pixels
 
 #: The most bytes of properties and metadata. If two items refer to the same bytes, these bytes count twice, because a
 #: decoder copies them twice.
 _MAX_COPIED_BYTES = 64 * 1024 * 1024
-#: The reference of a metadata item to the items that it describes ("content describes").
+#: The kind of the reference from a metadata item to the items that it describes. "cdsc" stands for "content describes".
 _DESCRIBES = b"cdsc"
-#: Where the width and the height stand in a size property: after the version and the flags.
+#: The position of the width and the height in a size property (`ispe`). Before them are the version and the flags.
 _SIZE_OFFSET = 4
 _LONG_SIZES = 0x01  # the flag of a grid whose width and height have 32 bits each, not 16
 _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one picture
@@ -25,6 +27,7 @@ def check_bytes_to_copy(items: Items) -> None:
     metadata of the item, even those that it has copied for another item. Raises Permanent `corrupt_image`.
     """
     copied = sum(end - start for item in items.all.values() for _, start, end in item.properties)
+    # A decoder copies a metadata item once for each item that it describes.
     for item in items.all.values():
         copied += sum(end - start for start, end in item.pieces) * len(item.references.get(_DESCRIBES, []))
     if copied > _MAX_COPIED_BYTES:
@@ -45,13 +48,13 @@ def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
     """Check a grid (a picture that is made of tiles), and return its size. Each tile must be a still image, and the
     grid must use it only once. No row or column of tiles may lie outside the picture. Raises Permanent `corrupt_image`.
 
-    `sizes`: the number of an item -> its size, for the still images of the file.
+    `sizes`: the number of each still image of the file -> its size.
     """
     content = item.bytes_of(data)
     _, flags, rows, columns = struct.unpack_from(">4B", content, 0)
-    rows, columns = rows + 1, columns + 1
+    rows, columns = rows + 1, columns + 1  # the file has both numbers minus 1
     width, height = struct.unpack_from(">II" if flags & _LONG_SIZES else ">HH", content, 4)
-    tiles = item.references.get(b"dimg", [])
+    tiles = item.references.get(b"dimg", [])  # the numbers of the items that are the tiles
     if (
         (width, height) != declared_size(item, data)
         or len(set(tiles)) != rows * columns
@@ -76,7 +79,7 @@ def check_auxiliaries(items: Items, sizes: dict[int, Size]) -> None:
     """
     counts: dict[int, int] = {}
     for number, item in items.all.items():
-        for target in item.references.get(b"auxl", []):
+        for target in item.references.get(b"auxl", []):  # the pictures to which this auxiliary picture belongs
             counts[target] = counts.get(target, 0) + 1
             if number in sizes and target in sizes and not _fits_into(sizes[number], sizes[target]):
                 raise corrupt_image("an auxiliary picture is larger than its picture")

@@ -13,11 +13,12 @@ from leasehold.pipelines.media.refusals import corrupt_image
 Size = tuple[int, int]  # width and height in pixels
 
 MAX_UNITS = 20_000  # the most units (slices and parameter sets) of one picture
-# Positions of two bytes in an hvcC box: the size of a unit's length, and the number of arrays of units.
+# An hvcC box has the configuration of the decoder. These are the positions of two of its bytes. The first byte says how
+# many bytes the length of a unit has, and the second is the number of arrays of units.
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33  # the kind of the units that have the size of pictures
 _FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices (parts of a picture)
-_PROFILE_BITS, _LEVEL_BITS = 88, 8
+_PROFILE_BITS, _LEVEL_BITS = 88, 8  # the bits of a profile and of a level, which this reader skips
 _CHROMA_444 = 3  # the format 4:4:4 has one more bit, which says whether its planes are coded separately
 _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes, because the sub-layers before it take at most 80
 
@@ -25,7 +26,8 @@ _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes, because the s
 def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
     """Read an hvcC box. Returns the number of bytes of a unit's length, and the sizes in the box's parameter sets.
 
-    The box has arrays of units. Each array begins with 3 bytes: the kind of its units, and their number.
+    The box has arrays of units. Each array begins with 3 bytes, which are the kind of its units (1 byte) and their
+    number. Each unit begins with its length in 2 bytes.
     """
     content = data[start:end]
     position, sizes = _ARRAYS_AT + 1, []
@@ -42,7 +44,8 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
 
 
 def coded_sizes(data: bytes, length_size: int) -> list[Size]:
-    """The sizes in the parameter sets inside a coded picture. A decoder uses these sizes, too.
+    """The sizes in the parameter sets inside a coded picture. A decoder uses not only the sizes in the hvcC box, but
+    also these.
 
     Raises Permanent `corrupt_image`, also if `data` has several pictures. The reason: each picture may have few bytes,
     but a decoder needs the time for its whole area.
@@ -75,17 +78,18 @@ def _kind(unit: bytes) -> int:
 
 
 def _is_base_layer(unit: bytes) -> bool:
-    """Whether a decoder reads the unit. A decoder ignores units whose layer id (6 bits) is not 0, such as the second
-    eye of a spatial photo.
+    """Whether a decoder reads the unit. A decoder ignores units whose layer id (6 bits) is not 0, such as the picture
+    for the second eye in a spatial photo.
     """
     return not unit[0] & 1 and not unit[1] >> 3
 
 
 def _sizes_in(unit: bytes) -> list[Size]:
-    """A list of the size in a sequence parameter set. For any other unit, the list is empty."""
+    """If the unit is a sequence parameter set, a list with the size in it. For any other unit, an empty list."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
-    # Remove the bytes of the emulation prevention. A byte 3 after two zeroes is not content.
+    # Remove each byte 3 that follows two zeroes. It is not content. The encoder adds it, so that the content never
+    # looks like the start of a unit.
     bits = Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
     bits.unsigned(4)  # id of the video parameter set
     sub_layers = bits.unsigned(3)
