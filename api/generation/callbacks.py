@@ -1,7 +1,7 @@
 """The endpoint that a provider calls when the state of a generation changes. The job then polls the provider
 immediately.
 
-The address has a signature in place of an API key.
+The caller has no API key. Instead, the address contains a signature.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The checked fields of SubmitOptions, and two more fields, which only leasehold.celery sets. Raises Invalid for a
-    wrong value. `start_at`: the time at which the run starts, in place of `delay`. `celery_id`: a further id by which
-    the run can be found (domain/celery_ids.py). A repeated submission with the same `celery_id` starts no second run.
+    """The options of one submission, checked: the fields of SubmitOptions, and two fields that only leasehold.celery
+    sets. Raises Invalid for a wrong value. `start_at`: the time at which the run starts, in place of `delay`.
+    `celery_id`: a further id by which the run can be found (domain/celery_ids.py). A repeated submission with the same
+    `celery_id` starts no second run.
     """
 
     key: str | None = None
@@ -82,7 +83,7 @@ class Options:
 
 
 class Callee(Protocol):
-    """The task that a call names."""
+    """What a call needs of its task. `terms`: the options of `@app.task(...)`. `pipeline`: the pipeline of its runs."""
 
     name: str
     terms: TaskTerms
@@ -138,7 +139,7 @@ class Call(Generic[R]):
 
     @property
     def has_key_of_caller(self) -> bool:
-        """Whether the caller gave the key. A repetition with that key must have the same arguments."""
+        """Whether the caller gave the key. If so, a repetition with this key must have the same arguments."""
         return self.options.key is not None
 
     @property

@@ -29,8 +29,8 @@ MAX_COUNTED = 10_000
 
 #: `dead_letter_groups` groups the latest dead letters, at most this many.
 MAX_GROUPED = 10_000
-#: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. In the same
-#: way, `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS.
+#: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. And
+#: `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS failed steps.
 MAX_SEARCHED, _MAX_SEARCHED_BY_GROUPS = 10_000, 100_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
@@ -108,7 +108,8 @@ async def find_listed(
     return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 
 
-# The second SELECT finds a job that `find_job` no longer finds, and whose rows retention has not deleted yet.
+# The first SELECT finds a job whose rows are deleted, by its tombstone. The second SELECT finds a job that is deleted
+# or past its retention, and so hidden from `find_job`, but whose rows retention has not deleted yet.
 TOMBSTONE = f"""
 -- job_tombstone
 SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t
@@ -146,8 +147,8 @@ class DeadLetterFilter:
 # to search at most, $11 the filter's field `beyond_tenant`. `walked`: the number of the step in this search. If there
 # are more than $10 failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step,
 # because it only shows where the search ended. `fingerprint`: dead letters of one template, step and code have the same
-# fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task and decides
-# what follows its failure, so the failed task is no dead letter.
+# fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task. A failed task
+# of this kind is no dead letter, because the workflow decides what follows.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -173,7 +174,7 @@ WHERE t.walked > $10 OR {LIVES} AND f.task_id IS NOT NULL
            ELSE j.pipeline = ANY($7::text[]) END
   AND ($11 OR {OF_OWN_TENANT})
 """
-#: The columns of a dead letter.
+#: The columns of DEAD_LETTERS that callers get: all except `walked`, which only the search uses.
 _LETTER = (
     "task_id, job_id, pipeline, is_run, template, version, step, queue, attempt, at, code, message, cause, retryable,"
     " fingerprint"
@@ -265,7 +266,7 @@ async def dead_letter_groups(
 
 
 async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
-    """The job of a dead letter. None: there is no such step, it has not failed, or a workflow handles its failure."""
+    """The job of the dead letter `task_id`. None: the task does not exist, has not failed, or is `contained`."""
     job_id: UUID | None = await connection.fetchval(
         "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
         " AND t.status = 'failed' AND NOT t.contained",
@@ -306,10 +307,10 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-# The facts about each unfinished step of a job. $1 job, $2 tenant. The statement reads at most $3 steps. To find the
-# place of a waiting step in its queue, PostgreSQL reads the tasks ahead of the step. The statement divides $4 such
-# reads evenly among the waiting steps of the job, but each step gets at least 10 reads. So a job with many waiting
-# steps costs about as much as a job with one waiting step.
+# The facts about each unfinished step of a job. $1: the job. $2: the tenant. $3: how many steps to read at most. To
+# find the place of a waiting step in its queue, PostgreSQL reads the tasks ahead of the step. All waiting steps of the
+# job together cause about $4 such reads: each step gets an equal part, but at least 10 reads. So a job with many
+# waiting steps costs about as much as a job with one waiting step.
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -355,10 +356,11 @@ async def why_waiting(
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, max_ahead)
 
 
-# The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
-# have admitted a million jobs, and a million jobs may wait at it. So PostgreSQL reads at most $4 admitted jobs of a
-# limit, and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`:
-# the instant before which no limit admits the job.
+# The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits. The table `gate_job` has a row for
+# each job and each of its limits: the job waits at the limit while `admitted_at` is NULL. A limit may have admitted a
+# million jobs, and a million jobs may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit, and at most
+# $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the instant before
+# which no limit admits the job.
 _WHY_HELD = f"""
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,

@@ -77,7 +77,7 @@ QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one roun
 Rows = Mapping[str, Sequence[Any]]
 
 
-# The exporter's own questions, as name -> (statement, values). With CAP, a question counts at most this many rows.
+# The exporter's own questions: name -> (statement, values). A question that has the value CAP counts at most CAP rows.
 def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
@@ -137,6 +137,7 @@ async def query_all(
 
 
 def _check_names(kind_questions: Sequence[Question]) -> None:
+    # Raises DeclarationError if a kind's question has the name of another question.
     names = set(_questions(silent_seconds=0.0))  # only the names count here
     for question in kind_questions:
         if question.name in names:
@@ -240,8 +241,9 @@ class Exporter(Collector):
         )
 
     def _with_ages(self, rows: Rows) -> Rows:
-        """The rows, with a better age of the oldest snapshot. PostgreSQL does not tell since when some snapshots are
-        held, so the age becomes at least the age that this process has observed (snapshots.py).
+        """The rows, with the age of the oldest snapshot corrected. PostgreSQL does not report since when some snapshots
+        have been held. So the age becomes at least the time for which this process has seen the snapshot
+        (snapshots.py).
         """
         if "snapshots" not in rows:
             return rows
@@ -358,8 +360,8 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
-    # First come the queues of workers, then those of external workers. In each group, the longest overdue lease is
-    # first.
+    # First come the queues of workers, then the queues of external workers. In each of these two groups, the queue with
+    # the longest overdue lease is first.
     first_leases = sorted(leases, key=lambda row: (_is_external(row), -row["overdue_oldest"], -row["oldest"]))
     # A queue that is only in `leases_by_queue` has running tasks, but no other tasks and no workers.
     names = sorted({row["queue"] for row in [*_by_urgency(queues)[:MAX_QUEUES], *first_leases[:MAX_QUEUES]]})
@@ -445,6 +447,8 @@ def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in by_name.items()])
 
 
+#: The name of a question -> the function that makes metrics of the rows of its answer. The questions `queues` and
+#: `leases` are not here, because `_queues_metrics` needs the rows of both.
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
     "backlog": _backlog_metrics,
     "held": _held_metrics,
@@ -463,6 +467,7 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
 def _metric_per_queue(
     name: str, meaning: str, rows: Mapping[str, Mapping[str, Any]], queues: Sequence[str], column: str
 ) -> Metric:
+    # The metric has a value for each of `queues`: the `column` of the queue's row, or 0 if the queue has no row.
     values = [((queue,), rows[queue][column] if queue in rows else 0) for queue in queues]
     return _labelled(name, meaning, ["queue"], values)
 

@@ -113,8 +113,8 @@ class Driver:
         # Waits that raised SignalInvalid in the workflow's code, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._ends: list[Call] = []  # the ends of awaited steps and runs that are not recorded yet (see `_receive_end`)
-        # Ends with a failure, each with the branch of its call. `_date_failures` decides their times, and moves them to
-        # `_ends`.
+        # Failures of awaited steps and runs, each with the branch of its call. `_date_failures` decides whether a
+        # failure moves the branch's time (`Branch.now`), and adds its record to `_ends`.
         self._failures: list[tuple[Branch, Call]] = []
         self._main: Branch | None = None  # the branch of the workflow's own coroutine
         self._active: Branch | None = None  # the branch whose code runs now
@@ -125,7 +125,7 @@ class Driver:
         # of its run.
         self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
         self._branches: dict[str, Branch] = {}  # path -> branch
-        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
+        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # all coroutines of gathers that have become branches
         self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`, and `ctx.run` of limited tasks.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]] = {}
@@ -288,6 +288,7 @@ class Driver:
         self._date_failures()
 
     def _take_news(self, journal: Journal) -> None:
+        # Remember what came with the journal's rows, for example the first signals and a requested cancel.
         self.news = journal.news
         self._clock_began = journal.read_at - timedelta(seconds=asyncio.get_running_loop().time())
         self._signals = deque(journal.signals)
@@ -311,9 +312,9 @@ class Driver:
         """Reject the call, because its type cannot read its result. The rejection is recorded as an end (see
         `_receive_end`), because a replay by a release that can read the result must not go another way.
 
-        Raises the error in two cases. First, the attempt is not the last one, because during a deployment another
-        worker may have a release that can read the result. Second, the journal has already recorded the result, because
-        then the code has gone on with it.
+        Exception: raises `error` in two cases. First, this is not the last attempt: during a deployment another worker
+        may have a release that can read the result. Second, the journal has recorded the result already: the code has
+        gone on with the result once, so a rejection would contradict the journal.
         """
         if entry.state != "open" or not port.is_last_attempt():
             raise error
@@ -370,8 +371,8 @@ class Driver:
         self._check_wait(end)
 
     def _begin_own_run(self, port: Port, call: RunCall[Any], child: UUID, *, again: bool = False) -> None:
-        """Start the run that does the work of the call. `again`: retry the run instead, because the journal has it
-        already.
+        """Begin to start the run `child`, which does the work of the call. `again`: the journal has the start of this
+        run already, so retry the run instead.
         """
         record = Call(call.branch, call.number, "start", call.step, child=child)
         wait = Call(_branch_of_end(call), 1, "result", call.step, child=child)
@@ -423,12 +424,12 @@ class Driver:
         self._reject(call, error)
 
     def _date_failures(self) -> None:
-        """Move the time of the branches whose calls have failed, and record the failures with their instants as ends
-        (see `_receive_end`). Call this before any branch goes on.
+        """For each new failure, move the time of the call's branch (`Branch.now`) to the instant of the failure, and
+        record the failure with this instant as an end (see `_receive_end`). Call this before any branch goes on.
 
-        Exception: the journal has calls that were made after a failure, but no record of the failure. Then the code met
-        the failure under an earlier release, which did not move the time. The later calls may depend on the time, so it
-        does not move now.
+        Exception: the journal has calls that were made after the failure, but no record of the failure. Then the code
+        met the failure under an earlier release, which did not move the time. The later calls may depend on the time,
+        so it does not move now, and the record has no instant.
         """
         for branch, failure in self._failures:
             lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
@@ -442,7 +443,8 @@ class Driver:
         """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result.
         Instead, `_cancel` raises Cancelled where the call is awaited.
         """
-        if self._cancelled_at is None or entry.state != "open":  # not open: the recorded end counts
+        # If the state is not open, the journal has recorded how the call ended. This record decides.
+        if self._cancelled_at is None or entry.state != "open":
             return False
         if isinstance(call, RunCall):
             return entry.status in ("cancelled", "skipped")
@@ -616,8 +618,8 @@ class Driver:
             raise _foreign_await(awaited)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
-        began the call before, only check that this branch may await the call, too.
+        """Begin the call that the branch awaits: take its result from the journal, or make the call. If an earlier
+        await has begun the call, only check that this branch may await the call, too.
         """
         if pending.owner is not None:
             _check_second_await(pending, pending.owner, branch)
@@ -723,8 +725,8 @@ class Driver:
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
-                # The run may have ended already. So wait for 0 seconds: the workflow is due again immediately after
-                # this row is committed, and the driver then reads the state of the run.
+                # The run may have ended already. So wait for 0 seconds. Then the workflow is due again immediately
+                # after this row is committed, and the driver reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
                 self._count_call()  # before the function has an effect
@@ -760,9 +762,9 @@ class Driver:
         return record.child if await port.start(call, record, wait, again=again) else None
 
     async def _finish_local_task(self, port: Port) -> None:
-        """Commit the steps and waits that other branches have begun. Then wait until at least one of the functions of
-        `ctx.call`, and of the starts of runs, has ended. Commit the functions' results, and then give the results to
-        the workflow.
+        """Wait until at least one asyncio task in `_local_tasks` has ended: a function of `ctx.call`, or the start of a
+        run. Commit the results of functions, and then give them to the workflow. Before the wait, commit the steps and
+        waits that other branches have begun, so that workers can do these steps meanwhile.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -815,7 +817,9 @@ class Driver:
             self._finish_as_cancelled(call)
         elif isinstance(call, RunCall):
             end = self._end_of(call, child)
-            self._wait(end, None)  # a duty wakes the workflow, even if the run ends before the workflow suspends
+            # A maintenance loop of the workers (children.py) makes the workflow due when the run has ended, even if the
+            # run ends before the workflow suspends.
+            self._wait(end, None)
             self._check_wait(end)
         else:
             call.resolve(call.make(child))
@@ -832,8 +836,8 @@ class Driver:
         self.calls.append(call)
 
     def _count_call(self) -> None:
-        """Count a new call. Before that, record the ends of steps and runs that the code has seen (see `_receive_end`).
-        Raises Permanent `workflow_too_long` if the workflow makes more calls than it may.
+        """Count a new call. First add the ends that the code has seen to `calls` (`_take_ends`), because the new call
+        may depend on them. Raises Permanent `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
         self._call_count += 1
@@ -844,7 +848,7 @@ class Driver:
             raise Permanent("workflow_too_long", sentence)
 
     def _take_ends(self) -> None:
-        """Record the ends of steps and runs that the code has seen (see `_receive_end`)."""
+        """Add the ends of steps and runs that the code has seen to the rows to commit (see `_receive_end`)."""
         self.calls += self._ends
         self._ends = []
 
@@ -911,8 +915,8 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """When the result came that a row of the journal has in `value`; None: an earlier release wrote the row, without
-    the time.
+    """`value`: the column of a row of the journal. Returns when the result in it came. None: there is no result, or an
+    earlier release wrote the row, without the time.
     """
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 
@@ -1014,8 +1018,8 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     if owner.path.startswith(branch.path):
         pending.owner, pending.is_first = branch, False
         return
-    # The path of the owner's parent (if the call is the owner's first), or else of the owner itself. `branch.path` must
-    # begin with this path.
+    # If the call is the owner's first, `ancestor` is the path of the owner's parent, in two parts; otherwise it is the
+    # path of the owner. `branch.path` must begin with this path.
     ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
     if not branch.path.startswith("".join(ancestor)):
         raise wrong_await(
