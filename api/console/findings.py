@@ -1,4 +1,6 @@
-"""Finds what needs a person's attention. The Overview shows each finding as a sentence with a link, the worst first."""
+"""Finds what needs a person's attention. The Overview (a page of the console) shows each finding as a sentence with a
+link, the worst first.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ _HARMLESS_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence that needs a person's attention. `link`: a path of the console; empty: the finding has no link."""
+    """A sentence about something that needs a person's attention. `link`: a path of the console; empty: no link."""
 
     level: Literal["bad", "warn"]
     sentence: str
@@ -72,7 +74,9 @@ class Numbers:
 
 
 async def numbers_of(connection: Connection, caller: Caller, silent_seconds: float) -> Numbers:
-    """`silent_seconds`: a worker without a heartbeat for this many seconds does not count."""
+    """Read the numbers that the caller may see. `silent_seconds`: a worker without a heartbeat for this many seconds
+    does not count.
+    """
     live = None
     if JOBS_READ in caller.scopes:
         live = await overview_reads.unfinished_counts(connection, caller.tenant_id, _LONG_WAIT)
@@ -202,9 +206,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """At most two findings. The first is about all orders whose outcome a person must decide, because the provider does
-    not report the outcome. The second is about all due steps on which no external worker works. (Paused schedules and
-    disabled webhooks have their own findings.)
+    """At most two findings: one about all orders whose outcome a person must decide, because the provider does not
+    report the outcome; and one about all due steps that no external worker claims. (The page "To settle" also lists
+    paused schedules and disabled webhooks. They have findings of their own.)
     """
     findings = []
     orders, has_more = await count_unknown_orders(connection, services, caller, _MAX_SEARCHED)

@@ -84,7 +84,7 @@ def _status_text(event: EventView) -> StatusText | None:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:
         return "pending" if event.kind in ("submitted", "queued", "admitted") else None
-    # A step after `submit`. While it is blocked, `submit` alone decides about the status.
+    # A step after `submit`. While it is blocked, it waits for `submit`, whose own events decide about the status.
     if event.step != "submit":
         return None if event.task_status == TaskState.BLOCKED else "polling"
     if event.task_status == TaskState.SUCCEEDED:

@@ -1,4 +1,4 @@
-"""`Client`: the API for programs without an event loop."""
+"""`Client`: calls the API of Leasehold from programs without an event loop."""
 
 from __future__ import annotations
 

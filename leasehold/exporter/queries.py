@@ -168,7 +168,7 @@ FULL JOIN (
 GROUP BY queue ORDER BY n DESC, queue LIMIT 100
 """
 
-# $1: a worker without a heartbeat for this many seconds is silent.
+# Counts the registered workers by their state. $1: a worker without a heartbeat for this many seconds is silent.
 WORKERS = """
 -- exporter_workers
 SELECT count(*) FILTER (WHERE has_heartbeat AND NOT draining)::int AS serving,
@@ -183,8 +183,8 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# Finds the first job to expire among the jobs that retention may delete now, and says how many seconds ago it expired.
-# Many expired jobs may have to stay, so the statement reads at most $1 expired jobs (the cap).
+# Finds, among the jobs that retention may delete now, the job that expired first. Returns how many seconds ago it
+# expired. Many expired jobs may have to stay, so the statement reads at most $1 expired jobs (the cap).
 RETENTION = f"""
 -- exporter_retention
 SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
@@ -201,7 +201,8 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# Only members of pg_read_all_stats see what the sessions of other roles do. Every role sees what its own sessions do.
+# The sessions of this database, by state. `statement_oldest`: for how long the longest statement has run. Only members
+# of pg_read_all_stats see what the sessions of other roles do. Every role sees what its own sessions do.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
@@ -250,6 +251,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 GROUP BY 1
 """
 
+# The size of the database, and how many sessions the server allows.
 DATABASE = """
 -- exporter_database
 SELECT pg_database_size(current_database())::float8 AS bytes, current_setting('max_connections')::int AS max_sessions

@@ -73,7 +73,7 @@ ORDER BY p.position
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
     """Whether the tenant has this task. Call this, or `lock`, before each settlement. Without this check, a client of
     another tenant could name the task and the epoch of an ended attempt, and would get the answer `settled`: the task's
-    row has no lease owner any more, so a settlement that seems to be repeated cannot be compared with it.
+    row has no lease owner any more, so the settlement looks like a repetition of the one that ended the attempt.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 

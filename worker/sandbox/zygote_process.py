@@ -33,9 +33,9 @@ _PASSED_ON = (
 #: Defaults, which the worker's environment overrides. With them a child uses one core, and the zygote starts no threads
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb` asks for
-#: huge pages, because the kernel provides each page only when a new child first touches the page. With small pages this
-#: took a tenth of the time of a step of the media pipeline.
+#: Settings of malloc (GLIBC_TUNABLES). With the thresholds, glibc keeps large blocks that a step frees, for the step's
+#: next allocation. `hugetlb` asks for huge pages. The kernel provides a page only when a new child first touches it, so
+#: fewer and larger pages save time. With small pages this took a tenth of the time of a step of the media pipeline.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 #: MALLOC_ARENA_MAX: without it, malloc would have an arena for each thread, and each arena would reserve 64 MiB of the
 #: limited address space. ORT_DISABLE_TELEMETRY: without it, the ONNX runtime would start a thread for its telemetry.
@@ -91,7 +91,7 @@ class Zygote:
         self._asking = asyncio.Lock()  # held from a request to its answer
         self._discarding: set[asyncio.Task[None]] = set()  # forks whose callers were cancelled (see `_discard`)
         self.pid = process.pid
-        self.isolation = greeting.isolation
+        self.isolation = greeting.isolation  # the mechanisms that confine the children, as text for people
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:

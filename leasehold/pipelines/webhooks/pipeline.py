@@ -20,8 +20,9 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 class Delivery(BaseModel):
     """The parameters of a delivery. The delivery goes to the webhook `webhook_id`, or to `url`, which is the callback
-    URL of one job. `event`: the JSON to send. `message`: the id of the message. A redelivery has the id of the first
-    delivery, because the receiver must get the same message id again. In the first delivery, `message` is None.
+    URL of one job. `event`: the JSON to send. `message`: if a client asks for a message to be delivered again, the id
+    of the job that delivered it first, because the receiver must get the same message id again; None: this is the first
+    delivery of the message.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -120,7 +120,7 @@ async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, 
 
 
 async def find(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
-    """As `lock`, but without a lock, so the job may change at any moment."""
+    """Returns the same as `lock`, but locks nothing, so the job may change at any moment."""
     return _unresolved(await connection.fetchrow(_FIND, job_id, tenant_id, step, intent))
 
 
@@ -139,8 +139,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement (the person's decision). Returns False, and writes nothing, if somebody else has already
-    settled this failure. `ref`: the id that the adopted order has at `system`, the provider.
+    """Write the settlement (the person's decision). `actor`: the person. `system`: the provider. `ref`: the id of the
+    adopted order at this provider. Returns False, and writes nothing, if somebody has already settled this failure.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """

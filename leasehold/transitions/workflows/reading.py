@@ -20,10 +20,11 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
-# Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
-# other row. The columns have the order of `Entry`. The CASE around `greatest` is needed because `greatest` ignores
-# NULL. Without the CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run
-# (`result`) never ends by itself, because its `due_at` is the end of the run. `contained`: a workflow started the task.
+# SQL: the rows `e` of the journal of the task `t`, as a JSON array. Each element has the fields of `Entry`, in their
+# order. Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with
+# every other row. The CASE around `greatest` is needed because `greatest` ignores NULL. Without the CASE, a wait that
+# does not end by itself would get 0 seconds, as if it were over. A wait for a run (`result`) never ends by itself,
+# because its `due_at` is the end of the run. `contained`: a workflow started the task.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
