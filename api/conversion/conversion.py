@@ -164,7 +164,7 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
             counted_bytes=form_bytes,
             at_most=MAX_BYTES,
             seconds=MAX_SECONDS,
-            room=services.admission.upload_room,  # the bytes of each tenant's unfinished uploads
+            room=services.admission.upload_room,  # counts the bytes of each tenant's unfinished uploads
         )
 
 

@@ -54,6 +54,7 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 #: How many future ticks the answer about a schedule lists.
 _NEXT_RUNS = 5
+#: For the API's description: the error of an endpoint whose schedule does not exist.
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 #: The audit does not record the values of these members, because they may be long or contain a secret.
 _UNRECORDED = ("payload_template", "callback_url")

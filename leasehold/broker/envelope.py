@@ -18,6 +18,7 @@ from asyncpg.pgproto import pgproto
 
 from leasehold.broker.base import BANDS, Hint
 
+#: The version of the hints that this release publishes.
 VERSION = 2
 #: The version of the hints of earlier releases, which have no tenant.
 _WITHOUT_TENANT = 1

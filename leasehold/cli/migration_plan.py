@@ -40,7 +40,9 @@ def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) ->
 
 
 def _statement_json(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
-    """A statement as JSON. `stops`: the kinds of other statements that wait for the lock, such as `writes`."""
+    """A statement as JSON, with its locks. `stops`: which other statements must wait for the lock, such as `writes`.
+    `work`: what the statement does to the whole table under the lock: `scan` or `rewrite`.
+    """
     locks = [
         {
             "table": lock.table,

@@ -69,9 +69,9 @@ class NoParams(BaseModel):
 class Limits:
     """What an isolated step's child process may use at most. Exceeding a limit ends the attempt, not the worker."""
 
-    memory_bytes: int = 1024 * MIB
+    memory_bytes: int = 1024 * MIB  # of address space
     cpu_seconds: int = 120
-    file_bytes: int = 512 * MIB
+    file_bytes: int = 512 * MIB  # of each file that it writes
     open_files: int = 256
 
 

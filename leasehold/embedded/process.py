@@ -124,7 +124,8 @@ class Server:
         return await self._process.wait()
 
     async def wait_until_ready(self, probe: Coroutine[Any, Any, None], *, seconds: float) -> None:
-        """Wait until `probe` returns. If it raises or takes longer than `seconds`, kill the server.
+        """Wait until `probe`, which asks the server whether it is ready, returns. If `probe` raises or takes longer
+        than `seconds`, kill the server.
 
         Raises:
             EmbeddedError: the server did not answer within `seconds`. Also raises what `probe` raises.

@@ -62,9 +62,10 @@ _STATEMENT_SECONDS = 3.0
 _RESIGN_SECONDS = 3.0
 _NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AGAIN)
 
-#: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
-#: another run of its scope has ended. `server`, `provider`: limits of generations. `other`: limits of kinds of work
-#: that do not ship with the platform.
+#: The first words of the keys of concurrency limits. `code`: an app declares the limit. `queue`, `template`, `tenant`,
+#: `payload`: an operator declares the limit, for the jobs of a queue, a template or a tenant, or for jobs with the same
+#: value in their payload. `scope`: a run waits until another run of its scope has ended. `server`, `provider`: limits
+#: of generations. `other`: limits of kinds of work that do not ship with the platform.
 _KINDS_OF_LIMITS = ("code", "payload", "provider", "queue", "scope", "server", "template", "tenant", "other")
 
 LEADS = gauge(
@@ -175,7 +176,7 @@ class Exporter(Collector):
         self._latest: Rows | None = None
         self._leads = False  # the last answer to `workers.lead`
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
-        self._fresh_until = 0.0
+        self._fresh_until = 0.0  # by `monotonic`: after this time, the latest answers are too old to be exported
         self._snapshots = SnapshotAges()
         for name in [*_questions(self._silent_seconds), *(question.name for question in kind_questions)]:
             EXPORTER_REFUSED.labels(name)  # at 0 from the start, because an alert must see the first increase

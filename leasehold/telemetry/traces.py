@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer
 
+#: OpenTelemetry's kinds of spans that the platform uses.
 Kind = Literal["INTERNAL", "SERVER", "PRODUCER", "CONSUMER"]
+#: The headers of a request or a message.
 Headers = Mapping[str, str]
 
 
@@ -43,6 +45,7 @@ class Span:
         """Mark the span as failed."""
 
 
+# A span that OpenTelemetry records.
 class _RecordedSpan(Span):
     def __init__(self, recorded: OtelSpan) -> None:
         self._recorded = recorded
@@ -63,7 +66,9 @@ class _RecordedSpan(Span):
 
 #: OpenTelemetry's attribute names with more than one dot. In all other names `_dotted_names` makes the first `_` a dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
+#: What `span` returns while traces are off.
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(Span())
+#: OpenTelemetry's tracer of this process; None: traces are off.
 _tracer: Tracer | None = None
 
 

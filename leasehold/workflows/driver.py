@@ -1,10 +1,13 @@
-"""`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
+"""`Driver`: runs the coroutines of a workflow, from one wait to the next.
 
 A branch is the workflow's own coroutine, or a coroutine that it gives to `gather`. A branch yields the call that it
 awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately.
 Otherwise the branch waits. When every branch waits, `advance` returns, and the worker suspends the workflow: it commits
-the new rows (`calls`) and gives its lease back. The worker may keep the driver. Then the next `advance` goes on with
-the results that have come meanwhile.
+the new rows (`calls`) and gives its lease back.
+
+The worker may keep the driver. Then the next `advance` goes on with the results that have come meanwhile. If no worker
+has the driver any more, a new driver runs the code again from its top, and gives the calls the results that the journal
+has. This is a replay.
 """
 
 from __future__ import annotations
@@ -79,9 +82,10 @@ class _NotCalled(Exception):
 
 
 class Driver:
-    """Runs one workflow. `start` makes the workflow's coroutine. The coroutine may use the context only while the
-    driver runs it. The worker passes a `port`, whose methods read and write the journal. `max_calls`: how many calls
-    the workflow may make. `max_call_bytes`: how many bytes of JSON the result of a `ctx.call` may have.
+    """Runs one workflow. `start` makes the workflow's coroutine. The coroutine makes its calls on the context (`ctx`),
+    and only while the driver runs it. The worker passes a `port`, whose methods read and write the journal.
+    `max_calls`: how many calls the workflow may make. `max_call_bytes`: how many bytes of JSON the result of a
+    `ctx.call` may have.
 
     `calls`: rows of the journal that are not committed yet. `news`: the column task.news when the driver last read the
     journal. The column counts the signals, and the ends of steps, that have come for the workflow. If the column has a
@@ -102,7 +106,7 @@ class Driver:
         self._start = start
         self._max_calls = max_calls
         self._max_call_bytes = max_call_bytes
-        self._call_count = 0  # calls whose rows of the journal were read or written, for the limit `max_calls`
+        self._call_count = 0  # how many calls the workflow has made, in the journal and since, for `max_calls`
         self._replay = Replay(())  # the rows of the journal to which the code has not come yet
         self._signals: deque[StoredSignal] = deque()  # signals that `_read` has read, and no call has taken
         # Together with the journal, `_read` reads only the oldest signals. `_last_signal`: the id of the last signal
@@ -166,7 +170,9 @@ class Driver:
         return outcome
 
     def close(self) -> None:
-        """Close the coroutines. Their `finally` blocks run, but must not call the context."""
+        """Close the coroutines, because this driver is not needed any more. Their `finally` blocks run, but must not
+        call the context.
+        """
         for branch in self._branches.values():
             if not branch.is_done:
                 # A `finally` may await or raise. Its error is dropped, because it must not change how the run ends.
@@ -355,8 +361,8 @@ class Driver:
 
     async def _await_own_run(self, port: Port, call: RunCall[Any], child: UUID) -> None:
         """Replay the wait for the run that does the work of the call. The transaction that starts the run also writes
-        the row of the wait. If the journal lacks this row, the run has failed, and a client has retried this workflow.
-        So the workflow retries the run, too.
+        the row of the wait. If the journal lacks this row now, the run had failed, a client has retried this workflow,
+        and the retry has deleted the row. Then the workflow retries the run, too.
         """
         if self._replay.at((_branch_of_end(call), 1)) is None:
             if self._cancelling:
@@ -451,7 +457,9 @@ class Driver:
         return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
-        """The result of the step or run. A large result is an output, which the port fetches."""
+        """The result of the succeeded step or run that the call awaits. A large result is not in the entry. It is an
+        output, which the port fetches.
+        """
         assert entry.child is not None
         if entry.value is not None and "output" in entry.value:
             encoded = await port.fetch(entry.child, entry.value["output"], is_run=isinstance(call, ResultCall))
@@ -528,8 +536,8 @@ class Driver:
         self._resolve(call, branch, at, value)
 
     def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime | None, value: Any) -> None:
-        """End the call with a result. `at` (also in `_reject`): when the result came, by the journal; None: the
-        branch's time stays.
+        """End the call with a result. `at`: when the result came; the branch's time moves forward to this instant;
+        None: the branch's time stays as it is. `_reject` does the same with an error.
         """
         branch.pass_time(at)
         call.resolve(value)

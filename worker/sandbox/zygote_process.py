@@ -56,7 +56,8 @@ _GREETING_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines. `modules`: modules to
+    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines. `pipeline`: the
+    pipeline whose handlers the zygote loads. `work_dir`: the folder for the files of attempts. `modules`: modules to
     import before the registry is made.
     """
 

@@ -162,7 +162,8 @@ async def after_retry(
 
 
 async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
-    """Set the job's deadline from the order's new deadline (`retry_terms`), as at the job's submission. The common part
+    """Set the job's deadline to BACKSTOP after the order's new deadline (`retry_terms`), as at its submission. The
+    common part
     of a retry (`jobs.replay`) has only given the job as much time as it had before. That time depends on the settings
     of then, and on the polls that moved the deadline. If the provider has made the files already, the retry only stores
     them, and the job gets at least STORE_TIME.

@@ -75,6 +75,7 @@ _RECORD = """
 INSERT INTO result (task_id, value) VALUES ($1, $2) ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 """
 
+# Writes a decision. If the step has a decision for this epoch already, the statement writes and returns nothing.
 _SETTLE = """
 -- settlement_write
 INSERT INTO settlement (task_id, epoch, job_id, tenant_id, action, system, ref, actor)
