@@ -31,10 +31,9 @@ from leasehold.transitions.jobs import EXTERNAL
 #: below 20 tasks.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. The
-#: search for unsettled orders reads only the newest jobs. For each pipeline that orders, it reads the newest
-#: _MAX_SEARCHED jobs that have an error. It reads as many jobs for each error code of unsettled orders, and ten times
-#: as many cancelled jobs. No finding says that the search has left out older jobs, because in a tenant with many such
-#: jobs this finding would never go away.
+#: search for unsettled orders reads only the newest jobs: this many jobs with an error for each pipeline that orders,
+#: this many for each error code of unsettled orders, and ten times as many cancelled jobs. No finding reports that the
+#: search has left out older jobs, because in a tenant with many such jobs this finding would never go away.
 _MAX_SEARCHED = 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.

@@ -102,8 +102,8 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 async def find_listed(
     connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID], *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """These jobs, with the columns of a list, in any order. Deleted jobs are left out. `beyond_tenant`: whether to
-    include bulk operations that act on jobs of other tenants.
+    """The jobs `job_ids`, with the columns that lists show, in any order. Deleted jobs are left out. `beyond_tenant`:
+    whether to include bulk operations that act on jobs of other tenants.
     """
     return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 

@@ -76,12 +76,12 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason in two cases. First,
-# `last_error` is about the due tick itself, and no worker has, or may have, the code of the template now. Second, the
-# due tick was refused and the schedule is in quarantine, for example because of a limit of the tenant or a broken
-# template. Then only the tenant can help. The listed codes are the exceptions to the second case, because the platform
-# may be their reason: an error of the platform, a machine that is too busy to check a payload, and an error of the
-# object store.
+# SQL: whether the platform may be the reason why the schedule `s` is late. In two cases the platform is not the reason.
+# First, `last_error` is about the due tick itself, and no worker has, or may have, the code of the template now.
+# Second, the due tick was refused and the schedule is in quarantine, for example because of a limit of the tenant or a
+# broken template. Then only the tenant can help. The listed codes are the exceptions to the second case, because the
+# platform may be their reason: an error of the platform, a machine that is too busy to check a payload, and an error of
+# the object store.
 _IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) OR {MAY_BE_SERVED})
                  AND NOT EXISTS (
                      SELECT FROM quarantine q
@@ -218,7 +218,7 @@ GROUP BY 1
 # transaction's own id also counts, because a transaction keeps its id between two statements, but not always its
 # snapshot. A slot's `catalog_xmin` does not count, because it keeps only rows of the system catalogs. Autovacuum's own
 # workers, which have no `usesysid`, do not count. `age`: how many transactions began since the oldest snapshot.
-# `oldest`: the greatest age in seconds, among the snapshots for which PostgreSQL tells this role a time. `next_xid`:
+# `oldest`: the greatest age in seconds, among the snapshots for which PostgreSQL shows this role a time. `next_xid`:
 # the next transaction's id, with 64 bits.
 SNAPSHOTS = """
 -- exporter_snapshots

@@ -1,7 +1,7 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
 Cells are several installations that divide the tenants among them. Each cell has its own PostgreSQL and RabbitMQ, and
-all cells read the same map. The map says which cells there are, and to which cell a tenant belongs. If a cell gets a
+all cells read the same map. The map has the address of each cell, and the cell of each tenant. If a cell gets a
 request that belongs to another cell, it refuses the request before it reads or writes anything for it. The answer has
 the address of the right cell, and the client sends the request there. So no gateway is needed. But a gateway that reads
 the cell's name in the API key saves the client this second request.

@@ -20,9 +20,8 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 class Delivery(BaseModel):
     """The parameters of a delivery. The delivery goes to the webhook `webhook_id`, or to `url`, which is the callback
-    URL of one job. `event`: the JSON to send. `message`: if a client asks for a message to be delivered again, the id
-    of the job that delivered it first, because the receiver must get the same message id again; None: this is the first
-    delivery of the message.
+    URL of one job. `event`: the JSON to send. `message`: None in the first delivery of a message. A redelivery has the
+    id of the first delivery's job here, because the receiver must get the same message id again.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -240,8 +240,8 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
     begins with a key frame, no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # If the frame is shown again, its header ends here. Then `frame` has made-up values, of which the code below reads
-    # only `is_shown_key`. It must be False.
+    # If an earlier frame is shown again, its header ends here. Then `frame` has made-up values. The code below reads
+    # only its `is_shown_key`, which must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")
