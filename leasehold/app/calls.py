@@ -115,8 +115,8 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission: the key that the caller gave. If the caller gave no key, and the task has
-        `unique`, the key is made of the arguments. Otherwise it is None.
+        """The key of the submission: the key that the caller gave. If the caller gave no key, and the task has the
+        option `unique`, the key is made of the arguments. If the task does not have this option, the key is None.
         """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:

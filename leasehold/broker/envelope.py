@@ -25,23 +25,20 @@ _WITHOUT_TENANT = 1
 #: The largest body of a message. A hint has about 100 bytes.
 MAX_BYTES = 4096
 #: The most characters of a queue's name.
-#: The most characters of a queue's name.
 MAX_QUEUE_NAME = 200
 #: A longer tenant name is cut, because workers use it only to take the hints of the tenants in turn.
 MAX_TENANT = 200
 #: A hint has at most MAX_HEADERS headers. The name and the value of a header together have at most
 #: MAX_HEADER_CHARACTERS.
-#: A hint has at most MAX_HEADERS headers. The name and the value of a header together have at most
-#: MAX_HEADER_CHARACTERS.
 MAX_HEADERS = 16
 MAX_HEADER_CHARACTERS = 1024
 
-#: The members of a message, for each version.
+#: The members of a message's body, for each version.
 _FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task", "queue", "band", "tenant"}}
 
 
 class Garbage(ValueError):
-    """The message is not a hint. `kind`: one of a few words, for a metric's label."""
+    """The message is not a hint. `kind`: the reason, as one of a few words for a metric's label."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

@@ -12,6 +12,7 @@ from leasehold.db.upgrading.plan import Plan, PlannedRevision, PlannedStatement,
 from leasehold.settings import Settings
 
 _WIDTH = 300  # the most characters of a statement that are printed
+#: Printed for a statement whose locks the plan does not know.
 _UNKNOWN_EFFECT = "no rule covers this statement: expect ACCESS EXCLUSIVE on every table that it names"
 
 
@@ -25,7 +26,9 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
 
 
 def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
-    """A revision as JSON. `narrows`: why older code may fail after the revision; empty: the revision only adds."""
+    """A revision as JSON. `sizes`: table -> its size. The member `narrows`: why older code may fail after the revision;
+    empty: the revision only adds.
+    """
     return {
         "schema": planned_revision.schema,
         "revision": planned_revision.revision,

@@ -21,10 +21,11 @@ Row: TypeAlias = asyncpg.Record
 
 #: An answer about one job has at most this many steps, attempts of each step, and outputs.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
-#: The ledger of a job has its latest events, at most this many.
+#: The ledger of a job has at most this many events, which are the latest.
 MAX_LEDGER = 5000
 
-#: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or more".
+#: Tasks of a queue, and jobs at a limit, are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or
+#: more".
 MAX_COUNTED = 10_000
 
 #: `dead_letter_groups` groups the latest dead letters, at most this many.
@@ -50,11 +51,11 @@ LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 #: only operators may see the operation.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
-# `contained`: a workflow has started the step. Contained steps and their outputs are chosen last. So the answer always
-# has the workflow's own step and its outputs, even if the answer cannot hold all contained steps.
-# `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
-# statement cuts off the digest at the end of a key (transitions/concurrency/names.py), and leaves out limits of the
-# scopes of runs.
+# The job $1 of the tenant $2 (NULL: of any tenant), in one row. `contained`: a workflow has started the step. Contained
+# steps and their outputs are chosen last. So the answer always has the workflow's own step and its outputs, even if the
+# answer cannot hold all contained steps. `limits`: the keys of the concurrency limits at which the job waits
+# (`gate_job` has a row for each job and limit). The statement cuts off the digest of a payload's value at the end of a
+# key, and leaves out the limits that only make runs of the same scope wait for each other.
 FIND = f"""
 -- job_find
 SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
@@ -129,9 +130,10 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
-    letters of runs, and of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
-    (leasehold/kinds). `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
+    """Which dead letters to read. `pipelines`: those of the jobs of these pipelines. `runs`: also those of runs, and of
+    the jobs of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
+    (leasehold/kinds). `template`, `code`: only those of this template, or with this error code. `beyond_tenant`: also
+    those of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool
@@ -142,13 +144,13 @@ class DeadLetterFilter:
     beyond_tenant: bool = False
 
 
-# $1 tenant, $2 and $3 time and id of the last dead letter of the previous page, $4 template, $5 code, $6 to $8 the
-# filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 how many failed steps
-# to search at most, $11 the filter's field `beyond_tenant`. `walked`: the number of the step in this search. If there
-# are more than $10 failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step,
-# because it only shows where the search ended. `fingerprint`: dead letters of one template, step and code have the same
-# fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task. A failed task
-# of this kind is no dead letter, because the workflow decides what follows.
+# $1: the tenant. $2 and $3: the time and the id of the last dead letter of the previous page. $4: the template. $5: the
+# code. $6 to $8: the filter's fields `runs`, `pipelines` and `owned`. $9: only steps that failed after this time. $10:
+# how many failed steps to search at most. $11: the filter's field `beyond_tenant`. `walked`: the number of the step in
+# this search. If there are more than $10 failed steps, the last row is the step with the number $10 + 1. It only shows
+# where the search ended, so no filter is applied to it. `fingerprint`: dead letters of one template, step and code have
+# the same fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task. A
+# failed task of this kind is no dead letter, because the workflow decides what follows.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -191,8 +193,9 @@ async def dead_letters(
     fingerprint: str | None = None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `since`: only steps that failed later than this. `fingerprint`:
-    only steps of one group, as `dead_letter_groups` returns it. Only the latest MAX_SEARCHED failed steps are searched.
+    """Steps that failed for good, the latest first. `before`: the time and the id of the last step of the previous
+    page. `since`: only steps that failed later than this. `fingerprint`: only steps of the group to which
+    `dead_letter_groups` gives this fingerprint. Only the latest MAX_SEARCHED failed steps are searched.
     """
     rows, _ = await dead_letters_page(
         connection, tenant_id, letter_filter, before=before, since=since, fingerprint=fingerprint, limit=limit
@@ -229,7 +232,8 @@ async def dead_letters_page(
     search_end = next((row for row in rows if row["walked"] > max_searched), None)
     if search_end is None:
         return letters, None
-    # This step was not checked, so the next page begins with it.
+    # No filter was applied to this step, so the next page must begin with it. A page has only steps whose time and id
+    # are less than those of `before`. So make the id greater by one.
     return letters, (search_end["at"], UUID(int=search_end["task_id"].int + 1))
 
 
@@ -292,8 +296,8 @@ async def step_links(connection: Connection, tenant_id: str, job_id: UUID) -> Se
 
 
 async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
-    """The latest `at_most` events of a job's tasks, in order: each claim, its end, and the outputs that its commit
-    wrote.
+    """The latest `at_most` events of a job's tasks, in order, for example claims and the ends of attempts. The event of
+    a completed task also has the outputs of the task.
     """
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"

@@ -32,8 +32,8 @@ tail = Table(
     "tail",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
-    Column("log_seq", BigInteger, nullable=False, server_default="0"),
-    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # of the last emitted chunk
+    Column("log_seq", BigInteger, nullable=False, server_default="0"),  # the number of the last line
+    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # the number of the last chunk
     postgresql_with={"fillfactor": "70"},  # leaves room in the page for the new versions of an updated row
 )
 

@@ -54,7 +54,7 @@ EVERY_SECONDS = 10.0
 #: rounds may take at most _MAX_SHARE of the time. But no pause exceeds _MAX_PAUSE_SECONDS.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: The most queues that a round exports, and the most queues with running tasks that it exports in addition.
+#: A round exports at most this many queues by their waiting tasks, and at most this many by their running tasks.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -147,8 +147,8 @@ def _check_names(kind_questions: Sequence[Question]) -> None:
 
 
 class Exporter(Collector):
-    """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape. `owner`: the
-    id under which this process leads.
+    """Asks the questions while `run` runs and this process leads. The registry of metrics calls `collect` at each
+    scrape of /metrics, which gives the metrics of the latest answers. `owner`: the id under which this process leads.
     """
 
     def __init__(
@@ -399,10 +399,10 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The queues, the most urgent first. Tenants name queues, so there may be many.
 
-    First come the queues with due tasks, then the queues without due tasks. The queues of external workers come last,
-    because the alerts about waiting tasks leave them out. Within each of these groups, a queue that workers serve and a
-    queue that no worker serves take turns, so that many queues of one sort do not hide the other sort. Within a sort,
-    the queue whose oldest task has waited longest comes first.
+    First come the queues with due tasks, then the queues without due tasks, and in the same order the queues of
+    external workers. These come last, because the alerts about waiting tasks leave them out. Within each of these four
+    groups, the queues that workers serve and the queues that no worker serves alternate, so that many queues of one
+    sort do not hide the other sort. Within a sort, the queue whose oldest task has waited longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()  # sort -> how many queues of this sort have a key already
     keys: dict[str, tuple[bool, bool, int, bool]] = {}  # queue -> its place in the order: smaller keys come first

@@ -153,7 +153,7 @@ async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
     """Complete the retry of a generation: let clients find its next result, give its job as much time as the settings
-    now define, and end its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
+    now define, and cancel its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
     `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
@@ -163,10 +163,9 @@ async def after_retry(
 
 async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
     """Set the job's deadline to BACKSTOP after the order's new deadline (`retry_terms`), as at its submission. The
-    common part
-    of a retry (`jobs.replay`) has only given the job as much time as it had before. That time depends on the settings
-    of then, and on the polls that moved the deadline. If the provider has made the files already, the retry only stores
-    them, and the job gets at least STORE_TIME.
+    common part of a retry (`jobs.replay`) has only given the job as much time as it had before. That time depends on
+    earlier settings, and on the polls that moved the deadline. If the provider has made the files already, the retry
+    only stores them, and the job gets at least STORE_TIME.
     """
     retried = await retried_order(connection, job_id)
     if retried is None:  # a withdrawal, the job that cancels an order
@@ -232,7 +231,7 @@ def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> Ret
 
 
 def seconds_of(settings: Settings, kind: Kind) -> int:
-    """The seconds that an order of that kind may take."""
+    """The most seconds that an order of this kind may take."""
     return settings.generation_image_seconds if kind == "image" else settings.generation_video_seconds
 
 

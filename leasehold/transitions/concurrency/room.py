@@ -19,7 +19,7 @@ _RESERVES_FROM = 4
 
 # How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. $1: the tenant_id of such a
 # limit, EVERYBODY. $2: the keys of the limits. At a limit with a rate (`per_minute`), the rows of finished jobs stay
-# for a minute, so the statement leaves them out.
+# for a minute after the admission, so the statement leaves them out.
 _OWNERS = """
 -- gates_owners
 SELECT g.key, g.owner, count(*) AS n FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
@@ -114,8 +114,8 @@ class Room:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
-        # A tenant with admitted jobs gets another place if more places than the reserved are free, and if it has
-        # fewer admitted jobs than GREED times the free places.
+        # A tenant that has admitted jobs gets another place on two conditions: more places are free than are reserved,
+        # and the tenant has fewer admitted jobs than GREED times the free places.
         if self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places:
             return True
         self.refused_share = True
