@@ -80,8 +80,8 @@ def render(
 ) -> Iterator[Rendered]:
     """The revisions after `current` (None: all revisions) up to `target`, in their order.
 
-    `versions`: as for `config_of`. `indexes`: name of each index of the database -> whether it is valid. Raises alembic's CommandError for an unknown
-    revision.
+    `versions`: as for `config_of`. `indexes`: the name of each index of the database -> whether the index is valid.
+    Raises alembic's CommandError for an unknown revision.
     """
     scripts = ScriptDirectory.from_config(config_of(versions))
     pending = scripts.iterate_revisions(target, current or "base")
