@@ -704,7 +704,7 @@ class Settings(SettingsWithFiles):
     )  # fmt: skip
     @classmethod
     def _unset_if_empty(cls, text: object) -> object:
-        """None for an empty text, because Compose and Helm write a variable without a value as an empty text."""
+        """Turn an empty text into None, because Compose and Helm write a variable without a value as an empty text."""
         return None if text == "" else text
 
     @field_validator("tenant")

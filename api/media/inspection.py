@@ -1,4 +1,4 @@
-"""Checks an uploaded object, for the endpoint `complete-upload`. Reads only its size and its first bytes."""
+"""Checks an uploaded object, for the endpoint `complete-upload`. Reads only the object's size and first bytes."""
 
 from __future__ import annotations
 

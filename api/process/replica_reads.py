@@ -1,4 +1,4 @@
-"""Lends connections to PostgreSQL's standby to requests whose answers may be some seconds old
+"""Lends connections to PostgreSQL's standby. Only requests whose answers may be some seconds old get such connections
 (http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the

@@ -49,8 +49,8 @@ def _checked_filter(words: list[str] | None) -> str:
 
 
 def _number_of_jobs(count: dict[str, Any], one: str, many: str) -> str:
-    """The number of jobs in words. `count`: the API's count, `{"n", "exact"}`; if it is not exact, the text begins with
-    "about". `one`, `many`: the words after the number 1, and after other numbers.
+    """A phrase with the number of jobs. `count`: the API's count, with the members `n` and `exact`. If it is not exact,
+    the phrase begins with "about". `one`, `many`: the words after the number 1, and after any other number.
     """
     return ("" if count["exact"] else "about ") + counted(count["n"], one, many)
 

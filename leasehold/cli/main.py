@@ -1,6 +1,6 @@
 """The command `leasehold`. The functions of this module are the subcommands that need no API: they run servers, or work
-on the database, the store and the settings. Other modules have the other subcommands, for example remote.py and jobs.py
-those that call the API.
+on the database, the store and the settings. Other modules have the other subcommands. For example, remote.py has most
+of the subcommands that call the API.
 """
 
 from __future__ import annotations

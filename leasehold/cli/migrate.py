@@ -130,7 +130,7 @@ async def _newer_revision(settings: Settings, schema: Schema) -> str | None:
 
 
 async def _record(settings: Settings, schema: Schema, progress: Progress) -> None:
-    # Records in the audit from which revision, and to which, the schema was brought.
+    # Records in the audit the revisions of the schema before and after the migration, if any revision was applied.
     if progress.after is None:
         return
     async with connected(settings, "migrate") as connection:

@@ -72,10 +72,9 @@ class OutputBuffer:
                     self._forget(len(self._items))
 
     def refuse(self, *, divide: bool) -> bool:
-        """Note that the API has refused the last request. `divide`: the API refused because of the items. Then the next
-        request has only half of the refused items, so that one bad item does not cost the others. But if `divide` is
-        False, or the request had a single item, this method drops the items of the request. Returns whether it drops
-        items.
+        """Note that the API has refused the last request. `divide`: whether the refusal was because of the items. If
+        so, the next request has only half of the refused items, so that one bad item does not cost the others. If not,
+        or if the request had a single item, this method drops the items of the request. Returns whether it drops items.
         """
         if divide and self._unanswered_count > 1:
             self._most_items = self._unanswered_count // 2

@@ -130,10 +130,10 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters to read. `pipelines`: those of the jobs of these pipelines. `runs`: also those of runs, and of
-    the jobs of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
-    (leasehold/kinds). `template`, `code`: only those of this template, or with this error code. `beyond_tenant`: also
-    those of bulk operations that act on jobs of other tenants.
+    """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
+    letters of runs, and of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
+    (leasehold/kinds). `template`, `code`: read only dead letters of this template, or with this error code.
+    `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool

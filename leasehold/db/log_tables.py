@@ -57,7 +57,8 @@ job_log = Table(
     UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
 )
 
-#: Chunks that attempts have emitted. A row has several chunks of one attempt. `job_stream_once`: as `job_log_once`.
+#: Chunks that attempts have emitted. A row has several chunks of one attempt. `job_stream_once` has the same
+#: purpose as `job_log_once`.
 job_stream = Table(
     "job_stream",
     metadata,

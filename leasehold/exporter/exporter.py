@@ -147,8 +147,8 @@ def _check_names(kind_questions: Sequence[Question]) -> None:
 
 
 class Exporter(Collector):
-    """Asks the questions while `run` runs and this process leads. The registry of metrics calls `collect` at each
-    scrape of /metrics, which gives the metrics of the latest answers. `owner`: the id under which this process leads.
+    """Asks the questions while `run` runs and this process leads. At each scrape of /metrics, the registry of metrics
+    calls `collect`, which gives the metrics of the latest answers. `owner`: the id under which this process leads.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ async def end_other_tasks(seconds: float) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """Flush the logs and the output of this process, and end the process now. Waits for no thread and no task."""
+    """Flush the logs and the output of this process, and end the process without a wait for its threads and tasks."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the stream is closed

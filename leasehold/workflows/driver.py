@@ -923,8 +923,8 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """`value`: the column of a row of the journal. Returns when the result in it came. None: there is no result, or an
-    earlier release wrote the row, without the time.
+    """The instant at which the result in `value`, a column of the journal, came. None: there is no result, or an
+    earlier release wrote the row, without the instant.
     """
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 

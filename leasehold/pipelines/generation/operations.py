@@ -63,7 +63,7 @@ def operations() -> KindOperations:
     )
 
 
-#: The parameters of a generation that people see in place of its order.
+#: The parameters of a generation that are shown to people as its order.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
@@ -96,8 +96,8 @@ def is_of_installation(params: Mapping[str, Any]) -> bool:
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
     """Write a withdrawal of the order of the job `job_id`. Call this in the transaction that cancels the job, or that
-    locks it. This function writes nothing if the job is no generation (but itself a withdrawal), or if it has an
-    unfinished withdrawal already.
+    locks it. This function writes nothing in two cases: the job is not a generation but itself a withdrawal, or the
+    generation has an unfinished withdrawal already.
     """
     if not await connection.fetchval(
         "SELECT EXISTS (SELECT FROM generation WHERE job_id = $1 AND tenant_id = $2) AND NOT EXISTS ("

@@ -47,7 +47,7 @@ _LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip()
 _FORGETTABLE = f"""
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """
-# Deletes the rows of those of the jobs $1 that have finished.
+# Deletes the rows of the finished jobs among the jobs $1.
 _FORGET_JOBS = f"""
 -- gates_forget_left
 DELETE FROM gate_job g
