@@ -1,8 +1,8 @@
 """Declares a pipeline: its steps, the files that the steps read, and their limits.
 
 A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
-`Pipeline.module`. Only workers import that module. If the steps are isolated (they run in a sandbox), only a child
-process imports it.
+`Pipeline.module`, which the API never imports. The worker imports it, except if the steps are isolated (they run in a
+sandbox): then only the worker's child processes import it.
 """
 
 from __future__ import annotations

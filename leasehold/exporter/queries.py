@@ -19,11 +19,11 @@ MAX_LINES = 2000
 #: index does not show which leases have expired, so LEASES must read all leases up to this number.
 MAX_LEASES = 100_000
 
-# A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The cap is divided among the lines of a queue: in each line, the statement counts up to `share.max_tasks`.
-# `waiting_tasks`: the counts of tasks by queue. `serving_workers`: the number of workers by queue. A queue that workers
-# serve has a row even if it has no tasks. $1: the cap. $2: a worker without a heartbeat for this many seconds is
-# silent, and does not count. $3: the statement reads at most this many lines.
+# The waiting tasks and the workers of each queue. A line is the waiting tasks of one queue, priority (band) and tenant.
+# The statement finds the lines by a loose index scan. The cap is divided among the lines of a queue: in each line, the
+# statement counts up to `share.max_tasks`. `waiting_tasks`: the counts of tasks by queue. `serving_workers`: the number
+# of workers by queue. A queue that workers serve has a row even if it has no tasks. $1: the cap. $2: a worker without a
+# heartbeat for this many seconds is silent, and does not count. $3: the statement reads at most this many lines.
 QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE {lines_of_all_queues("$3")}, share AS (
@@ -63,8 +63,9 @@ SELECT queue, coalesce(waiting_tasks.due, 0) AS due, coalesce(waiting_tasks.late
 FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
-# Reads the partial index of running tasks, the oldest tasks first. The index does not contain `lease_until`, so expired
-# leases may be anywhere in it. $1: the cap. $2: the statement reads at most this many leases.
+# The running tasks and the overdue leases of each queue. The statement reads the partial index of running tasks, the
+# oldest tasks first. The index does not contain `lease_until`, so expired leases may be anywhere in it. $1: the cap.
+# $2: the statement reads at most this many leases.
 LEASES = """
 -- exporter_leases
 SELECT lease.queue, least(count(*), $1)::int AS running,
@@ -88,9 +89,11 @@ _IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_r
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
                        AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""
 
-# A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed, and a row of
-# `outbox_batch` has several such hints. A dead letter is a failed task that no workflow started. (If a workflow started
-# the task, `contained` is true, and the workflow handles the failure.) $1: the cap.
+# Counts of hints, dead letters and unfinished jobs. `outbox_oldest`, `schedule_oldest`: seconds for which the oldest
+# hint has waited, and seconds for which the most overdue schedule has been due. A row of `outbox` is one hint (a
+# message about a due task) that the broker has not confirmed, and a row of `outbox_batch` has several such hints. A
+# dead letter is a failed task that no workflow started. (If a workflow started the task, `contained` is true, and the
+# workflow handles the failure.) $1: the cap.
 BACKLOG = f"""
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)

@@ -48,7 +48,8 @@ _FIXED_VARIABLES = {
 }
 #: A zygote must load the handlers within this many seconds.
 _WARM_UP_SECONDS = 60
-#: The worker kills and replaces a zygote that does not answer for this long, for example because the machine thrashes.
+#: The worker kills and replaces a zygote that does not answer for this many seconds, for example on a machine that has
+#: too little memory and swaps all the time.
 _ANSWER_SECONDS = 60.0
 #: A zygote's first frame has at most this many bytes.
 _GREETING_BYTES = 256 * 1024
@@ -96,7 +97,7 @@ class Zygote:
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:
-        """Start a zygote, and wait until it has raised its fences (the kernel then keeps it from files and the network)
+        """Start a zygote, and wait until it has confined itself (the kernel then keeps it from files and the network)
         and loaded the handlers.
 
         Raises DeclarationError if the zygote refuses to start, dies, or takes too long.

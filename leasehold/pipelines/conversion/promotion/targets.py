@@ -70,7 +70,7 @@ class Target(Protocol):
         """Copy the object at the key to the key `backup` of the installation's store."""
 
     async def restore(self, key: str, backup: str) -> None:
-        """Copy the backup back to the key."""
+        """Copy the object `backup` of the installation's store back to the key."""
 
     async def remove(self, key: str, call_id: str) -> None:
         """Remove the object at the key, if the call created it. A target that records no calls removes any object at
