@@ -20,7 +20,7 @@ from leasehold.file_secrets import SettingsWithFiles
 
 MIB = 1024 * 1024
 _SIGNING_KEY_BYTES = 32  # of Ed25519
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")  # the hosts that are this machine
 
 
 def _refuse_all_tenants(tenant: str) -> str:

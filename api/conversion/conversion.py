@@ -66,9 +66,11 @@ from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
+#: The caller of an endpoint that reads, or that writes. The caller's API key must have this scope.
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
+#: All endpoints of conversions begin with this path.
 PATH = "/api/v1/jobs"
 #: How long a finished conversion and its files are kept.
 _KEEP_SECONDS = 7 * 24 * 3600

@@ -23,6 +23,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.security.sealing import Sealing
 from leasehold.transitions.wakes import wake
 
+#: The path of the addresses that `callbacks.callback_url` makes.
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint needs no body and declares none, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)

@@ -24,6 +24,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.provider import Kind
 
 router = APIRouter(tags=["generation"])
+#: The caller of an endpoint. The caller's API key must have this scope.
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 

@@ -43,6 +43,7 @@ from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
+#: The caller of an endpoint. The caller's API key must have this scope.
 Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 
 

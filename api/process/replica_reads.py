@@ -102,6 +102,7 @@ class Reading:
         self._as_of = as_of if self._as_of is None else min(self._as_of, as_of)
 
 
+#: The reading of the current request; None: the request reads from the primary.
 _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 

@@ -50,6 +50,7 @@ from leasehold.transitions import quarantine
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=AuthenticatedFirst)
+#: The caller of an endpoint that writes, or that reads. The caller's API key must have this scope.
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 #: How many future ticks the answer about a schedule lists.

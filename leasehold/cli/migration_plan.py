@@ -96,6 +96,8 @@ def _show_revision(console: Console, planned_revision: PlannedRevision, sizes: d
 
 
 def _lock_lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
+    # A line for each lock: which other statements wait for it, what this statement does to the table meanwhile, and
+    # until when the lock is held.
     if not step.effect.known:
         return [_UNKNOWN_EFFECT]
     lines = []

@@ -21,6 +21,7 @@ T = TypeVar("T")  # what the client makes of an answer
 #: The id of a run, a job or another object of the API.
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
+#: A JSON object, or the parameters of a query.
 Json: TypeAlias = Mapping[str, Any]
 #: What the API accepts as an idempotency key, and what HTTP accepts as the value of any other header.
 _KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")

@@ -103,6 +103,7 @@ HOLD = f"""
 SELECT pg_advisory_xact_lock({_LOCK})
 """
 
+# $1 to $3: as for STORE. A reservation that another request has taken over stays.
 RELEASE = """
 -- idempotency_release
 DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL

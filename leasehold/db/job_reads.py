@@ -93,6 +93,7 @@ async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) 
     return await connection.fetchrow(FIND, job_id, tenant_id)
 
 
+# $1: the ids of the jobs. $2: the tenant, or NULL for all tenants. $3: the parameter `beyond_tenant` of `find_listed`.
 LISTED = f"""
 -- jobs_listed
 SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
@@ -244,6 +245,7 @@ def _parameters(
     since: datetime | None,
     max_searched: int,
 ) -> tuple[object, ...]:
+    # $1 to $11 of DEAD_LETTERS
     at, task_id = before or (None, None)
     return (
         tenant_id, at, task_id, letter_filter.template, letter_filter.code, letter_filter.runs,
@@ -280,6 +282,8 @@ async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task
     return job_id
 
 
+# The tasks of the job $1 of the tenant $2, at most $3. `item` has a row for each task that another task has started: a
+# part of a fan-out, or a step of a workflow.
 _LINKS = """
 -- step_links
 SELECT t.id, t.step, t.status, t.unblocks, t.contained, i.parent_id

@@ -18,6 +18,7 @@ from typing import Any
 
 from leasehold.domain.errors import LeaseholdError
 
+#: The program of the guards.
 GUARD = Path(__file__).with_name("guard.py")
 #: An EmbeddedError shows this many lines from the end of the server's log.
 LOG_LINES_SHOWN = 15

@@ -54,6 +54,7 @@ _DURATION = re.compile(
     r"[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?",
     re.ASCII,
 )
+#: The checks of these two formats by the rules of JSON Schema.
 _DATE_TIME, _TIME = (compile_schema({"format": name}) for name in ("date-time", "time"))
 #: Format -> whether a text has this format, as pydantic writes and reads it. Pydantic also reads a number as a time,
 #: but these checks refuse it, as JSON Schema does. The model alone checks emails and patterns.

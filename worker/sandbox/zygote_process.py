@@ -146,6 +146,7 @@ class Zygote:
             raise
 
     async def _fork(self) -> ChildProcess:
+        # The zygote gets the child's ends of a socket (to talk with the worker) and of a pipe (for the child's output).
         worker_end, child_end = socket.socketpair()
         with contextlib.ExitStack() as undo, child_end:
             undo.enter_context(worker_end)

@@ -24,7 +24,7 @@ from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
 _BASIC = 60  # the number of AMQP's class `basic`, to which the methods below belong
 #: The ids of the methods. An id has the class in its upper two bytes, and the method's number in its lower two bytes.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
-_METHOD_ID = struct.Struct(">I")
+_METHOD_ID = struct.Struct(">I")  # the payload of a method frame begins with the method's id
 _TAG = struct.Struct(">QB")  # the delivery tag, and a byte whose first bit (`multiple`) means "all tags up to this tag"
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist

@@ -38,6 +38,7 @@ class Delivery(BaseModel):
         return self
 
 
+#: A job of this pipeline delivers one message.
 webhooks = Pipeline(
     "webhook",
     module="leasehold.pipelines.webhooks.steps",
@@ -57,6 +58,7 @@ webhooks = Pipeline(
     slots="webhook_slots",  # the setting with the number of worker slots that are for deliveries alone
 )
 
+#: Deliveries as a kind of job in /v1/jobs.
 WEBHOOK = Kind(
     "webhook",
     pipelines=(webhooks,),

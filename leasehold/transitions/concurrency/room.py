@@ -39,6 +39,7 @@ JOIN gate g ON g.tenant_id = limits.tenant_id AND g.key = limits.key
 ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
 FOR NO KEY UPDATE OF g
 """
+# Does the same, but passes over limits that another transaction has locked.
 _LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip() + " SKIP LOCKED\n"
 
 # SQL: the row `g` of gate_job, whose limit is `gate`, may be deleted. This text is appended to a condition that has

@@ -7,12 +7,14 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
+# $1: the job. $2: the new deadline is at least this far from now.
 _EXTEND = """
 -- extend_deadline
 UPDATE job SET deadline_at = greatest(deadline_at, clock_timestamp() + $2::interval)
 WHERE id = $1 AND deadline_at IS NOT NULL AND finished_at IS NULL
 """
 
+# $1: the job. $2: its new deadline.
 _SET = """
 -- set_deadline
 UPDATE job SET deadline_at = $2 WHERE id = $1

@@ -99,11 +99,13 @@ SHORT = 16
 #: `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its binary form, in which a number
 #: takes 12 bytes.
 _PAGE = 200
+# $1 to $3: as for READ.
 READ_SHORT = _read(
     "read_short_journal",
     f"(SELECT * FROM journal x WHERE x.job_id = t.job_id ORDER BY x.branch, x.number LIMIT {SHORT + 1}) AS e",
 )
-# $4: for each lease, the places of the calls that the workflow still waits for, {"of": [[branch, number]]}.
+# $1 to $3: as for READ. $4: for each lease, the places of the calls that the workflow still waits for, {"of": [[branch,
+# number]]}.
 READ_OPEN = _read(
     "read_open_calls",
     "jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place)"
@@ -254,6 +256,7 @@ async def read_signal(connection: Connection, lease: Lease, name: str, after: in
 
 
 def _journal(row: Any, *, is_cut: bool = False) -> Journal:
+    # `row`: what READ, READ_SHORT or READ_OPEN returns for one lease
     return Journal(
         is_cut=is_cut,
         news=row["news"],

@@ -50,6 +50,7 @@ class Call:
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
+#: The fields of a Call.
 _FIELDS = tuple(Call.__dataclass_fields__)
 
 

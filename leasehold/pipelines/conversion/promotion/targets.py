@@ -306,6 +306,7 @@ class _FileService:
         request_headers: dict[str, str],
         content: Callable[[], AsyncIterable[bytes]] | None = None,
     ) -> Answer:
+        # `content`: makes the body, once for each try
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
             self._tokens.forget()  # the token may be revoked, so send the request again with a new token

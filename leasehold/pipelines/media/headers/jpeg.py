@@ -23,7 +23,7 @@ _FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # without the tables
 _SEQUENTIAL = {0xC0, 0xC1}  # baseline and extended
 _DECODABLE = _SEQUENTIAL | {0xC2}  # 0xC2: progressive
 _LENGTH_BYTES = 2  # a segment begins with its length, in two bytes; the length counts these two bytes, too
-_PRECISION_BITS = 8
+_PRECISION_BITS = 8  # the bits of a sample; the decoder supports no other number
 
 
 def read(data: bytes) -> Header:
