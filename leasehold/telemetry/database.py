@@ -15,7 +15,7 @@ CONNECTS = counter("database_connects_total", "Connections of a worker's heartbe
 
 @contextmanager
 def recording_up() -> Iterator[None]:
-    """Use this around code that queries the database. It sets `UP` to 1 if the code succeeds, and to 0 if it raises."""
+    """Use this around code that queries the database. `UP` becomes 1 if the code succeeds, and 0 if it raises."""
     try:
         yield
     except BaseException:

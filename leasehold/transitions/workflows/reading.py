@@ -1,4 +1,5 @@
 """Reads journals. `read_each` reads, from many journals, the parts that a worker needs. `read` reads a whole journal.
+`read_signal` reads one further signal.
 
 A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
 signal, a step, a run. The place of a row is its branch (one of the coroutines that run at the same time) and its number
@@ -161,13 +162,12 @@ class StoredSignal:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`news`: how many signals and ends of steps have come for the workflow. `suspend` checks whether more have come
-    since this read. `version`: the version of the workflow's code when the run was submitted. `read_at`: PostgreSQL's
-    time of the read. `cancelled_at`: when the cancel of the run was requested.
-    `is_of_other_step`: this workflow has called nothing yet, but another step of its run is a workflow and has made
-    calls. So the journal belongs to that other step.
-    `is_cut`: the journal has more rows than were read. `signals`: the oldest signals. `has_more_signals`: further
-    signals came after them.
+    """What a worker has read of a workflow's journal. `entries`: its rows. `news`: how many signals and ends of steps
+    have come for the workflow. `suspend` checks whether more have come since this read. `version`: the version of the
+    workflow's code when the run was submitted. `read_at`: PostgreSQL's time of the read. `cancelled_at`: when the
+    cancel of the run was requested. `is_of_other_step`: this workflow has called nothing yet, but another step of its
+    run is a workflow and has made calls. So the journal belongs to that other step. `is_cut`: the journal has more rows
+    than were read. `signals`: the oldest signals. `has_more_signals`: further signals came after them.
     """
 
     news: int
