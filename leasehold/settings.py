@@ -20,11 +20,11 @@ from leasehold.file_secrets import SettingsWithFiles
 
 MIB = 1024 * 1024
 _SIGNING_KEY_BYTES = 32  # of Ed25519
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")  # the hosts that are this machine
 
 
 def _refuse_all_tenants(tenant: str) -> str:
-    """`*` stands for all tenants in limits and in the audit (domain/concurrency_limit.py). No tenant has this name."""
+    """Raises ValueError for `*`, which is not a tenant's name. In limits and in the audit it stands for all tenants."""
     if tenant == "*":
         raise ValueError("`*` is no tenant: name one, and add the scope fleet:operate to reach all")
     return tenant
@@ -704,7 +704,7 @@ class Settings(SettingsWithFiles):
     )  # fmt: skip
     @classmethod
     def _unset_if_empty(cls, text: object) -> object:
-        """Compose and Helm write a variable without a value as an empty text, which means None here."""
+        """Turn an empty text into None, because Compose and Helm write a variable without a value as an empty text."""
         return None if text == "" else text
 
     @field_validator("tenant")

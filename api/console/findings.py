@@ -1,4 +1,6 @@
-"""Finds what needs a person's attention. The Overview shows each finding as a sentence with a link, the worst first."""
+"""Finds what needs a person's attention. The Overview (a page of the console) shows each finding as a sentence with a
+link, the worst first.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,9 @@ from leasehold.transitions.jobs import EXTERNAL
 #: below 20 tasks.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: An order is the request of a step to a provider. An order is unsettled if a person must decide its outcome. The
-#: search for unsettled orders reads only the newest jobs. For each pipeline that orders, it reads the newest
-#: _MAX_SEARCHED jobs that have an error. It reads as many jobs for each error code of unsettled orders, and ten times
-#: as many cancelled jobs. No finding says that the search has left out older jobs, because in a tenant with many such
-#: jobs this finding would never go away.
+#: search for unsettled orders reads only the newest jobs: this many jobs with an error for each pipeline that orders,
+#: this many for each error code of unsettled orders, and ten times as many cancelled jobs. No finding reports that the
+#: search has left out older jobs, because in a tenant with many such jobs this finding would never go away.
 _MAX_SEARCHED = 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of the job. The numbers are small, because the page shows only one reason.
@@ -52,7 +53,7 @@ _HARMLESS_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence that needs a person's attention. `link`: a path of the console; empty: the finding has no link."""
+    """A sentence about something that needs a person's attention. `link`: a path of the console; empty: no link."""
 
     level: Literal["bad", "warn"]
     sentence: str
@@ -72,7 +73,9 @@ class Numbers:
 
 
 async def numbers_of(connection: Connection, caller: Caller, silent_seconds: float) -> Numbers:
-    """`silent_seconds`: a worker without a heartbeat for this many seconds does not count."""
+    """Read the numbers that the caller may see. `silent_seconds`: a worker without a heartbeat for this many seconds
+    does not count.
+    """
     live = None
     if JOBS_READ in caller.scopes:
         live = await overview_reads.unfinished_counts(connection, caller.tenant_id, _LONG_WAIT)
@@ -202,9 +205,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """At most two findings. The first is about all orders whose outcome a person must decide, because the provider does
-    not report the outcome. The second is about all due steps on which no external worker works. (Paused schedules and
-    disabled webhooks have their own findings.)
+    """At most two findings: one about all orders whose outcome a person must decide, because the provider does not
+    report the outcome; and one about all due steps that no external worker claims. (The page "To settle" also lists
+    paused schedules and disabled webhooks. They have findings of their own.)
     """
     findings = []
     orders, has_more = await count_unknown_orders(connection, services, caller, _MAX_SEARCHED)

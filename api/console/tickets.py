@@ -27,7 +27,7 @@ def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
 
 
 def prefix_of_ticket(settings: Settings, text: str) -> str:
-    """The prefix of the key for which the ticket was made. Raises Unauthenticated."""
+    """The prefix of the key for which the ticket was made. Raises Unauthenticated for a forged or expired ticket."""
     match = _TICKET.fullmatch(text)
     signed = f"{match[1]}.{match[2]}".encode() if match is not None else b""
     if match is None or not Sealing(settings).verifies(_ENTRY, signed, match[3]) or int(match[2]) < time():

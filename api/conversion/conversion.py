@@ -66,9 +66,11 @@ from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["conversion"], route_class=AuthenticatedFirst)
+#: The caller of an endpoint that reads, or that writes. The caller's API key must have this scope.
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
+#: All endpoints of conversions begin with this path.
 PATH = "/api/v1/jobs"
 #: How long a finished conversion and its files are kept.
 _KEEP_SECONDS = 7 * 24 * 3600
@@ -117,8 +119,8 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except RequestError:  # a limit of the tenant is reached, or the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error it is unknown whether the job was written. If it was not, housekeeping (a maintenance loop
-    # of the workers) deletes the files.
+    # After any other error it is unknown whether the job was written, so keep its files. If the job was not written,
+    # housekeeping (a maintenance loop of the workers) deletes them.
     for name, value in rate_fields.items():
         response.headers.setdefault(name, value)  # does not replace the headers of the tenant's limits
     return response
@@ -164,7 +166,7 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, for
             counted_bytes=form_bytes,
             at_most=MAX_BYTES,
             seconds=MAX_SECONDS,
-            room=services.admission.upload_room,  # the bytes of each tenant's unfinished uploads
+            room=services.admission.upload_room,  # counts the bytes of each tenant's unfinished uploads
         )
 
 
@@ -248,7 +250,9 @@ async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
 
 
 def _in_progress_response(busy: Busy, request_id: str) -> Response:
-    """The answer 409. `busy.job_id` is None if the unfinished conversion has ended meanwhile."""
+    """The answer 409 to a user who has an unfinished conversion already. `busy.job_id`: the id of that conversion, or
+    None if it has just ended.
+    """
     if busy.job_id is None:
         headers, message = {}, "The user's other conversion has just ended: send the request again."
     else:
@@ -305,8 +309,7 @@ async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
     """The row of the caller's conversion. Raises NotFound (also for another tenant's conversion), or Gone."""
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
-        # For some time after it has deleted a conversion, the platform remembers it (`REMEMBER_EXPIRED`), and answers
-        # 410.
+        # The platform remembers a deleted conversion for 90 days (`REMEMBER_EXPIRED`), and answers 410 for as long.
         is_remembered = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
     if is_remembered or (row is not None and row["expired"]):
         raise Gone("expired", "The conversion has expired.")

@@ -1,7 +1,7 @@
 """The endpoint that a provider calls when the state of a generation changes. The job then polls the provider
 immediately.
 
-The address has a signature in place of an API key.
+The caller has no API key. Instead, the address contains a signature.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.security.sealing import Sealing
 from leasehold.transitions.wakes import wake
 
+#: The path of the addresses that `callbacks.callback_url` makes.
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint needs no body and declares none, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)

@@ -24,6 +24,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.provider import Kind
 
 router = APIRouter(tags=["generation"])
+#: The caller of an endpoint. The caller's API key must have this scope.
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 
@@ -84,7 +85,7 @@ def _status_text(event: EventView) -> StatusText | None:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:
         return "pending" if event.kind in ("submitted", "queued", "admitted") else None
-    # A step after `submit`. While it is blocked, `submit` alone decides about the status.
+    # A step after `submit`. While it is blocked, it waits for `submit`, whose own events decide about the status.
     if event.step != "submit":
         return None if event.task_status == TaskState.BLOCKED else "polling"
     if event.task_status == TaskState.SUCCEEDED:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from leasehold.api.http.media_types import FORM, wrong_type
 from leasehold.domain.errors import BodyTooSlow, Invalid
 
+#: The headers of one part have at most this many bytes.
 _MAX_HEADERS_BYTES = 8 * 1024
 #: The longest name of a field or of a file, in bytes.
 _MAX_NAME_BYTES = 4096
@@ -52,7 +53,7 @@ class _Events:
 
     def __init__(self) -> None:
         self.collected_events: list[Event] = []
-        self.is_complete = False
+        self.is_complete = False  # the boundary that ends the form has arrived
         self._field = self._value = b""  # the header that is arriving
         self._disposition = b""
         self._header_bytes = 0

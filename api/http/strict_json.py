@@ -25,8 +25,9 @@ _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 #: A long integer, with its minus sign. Digits beside a point, an `e` or the sign of an exponent are no integer. A match
 #: never begins after a digit. Otherwise the search would begin again at each digit of a number.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
+#: The brackets of lists and objects.
 _OPENS, _CLOSES = b"[{", b"]}"
-#: All bytes that are no brackets. `_depth` deletes them.
+#: All bytes except the brackets. `_depth` deletes them.
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 #: Turns an opening bracket into the byte 1, and a closing bracket into the byte -1.
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")

@@ -27,8 +27,10 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import NotFound
 
 router = APIRouter(tags=["operations"], prefix="/v1/operations", route_class=AuthenticatedFirst)
+#: The caller of an endpoint. The caller's API key must have this scope (for `Operator`: one of the two scopes).
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_scope=JOBS_DELETE))]
+#: For the API's description: the error of an endpoint whose operation does not exist.
 _MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
 
 

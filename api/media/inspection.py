@@ -1,4 +1,4 @@
-"""Checks an uploaded object by its size and its first bytes, for `complete-upload`. Reads no more of the object."""
+"""Checks an uploaded object, for the endpoint `complete-upload`. Reads only the object's size and first bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why the object can never be processed. The steps of the pipeline would fail with the same code."""
+    """The reason why the object can never be processed. A step of the pipeline would fail with the same code."""
 
     code: str
     message: str

@@ -43,6 +43,7 @@ from leasehold.transitions.limits import Submitted
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["media"], route_class=AuthenticatedFirst)
+#: The caller of an endpoint. The caller's API key must have this scope.
 Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 
 
@@ -84,8 +85,8 @@ async def create_upload_url(
 
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
-    """Let the client upload for another `upload_url_seconds` from now. Returns False if the upload has ended, or if the
-    media expires within this time: the client then gets no new URL. Raises TooMany `upload_quota_exceeded`.
+    """Let the client upload for `upload_url_seconds` from now. Returns False if the client gets no new URL, because the
+    upload has ended, or because the media expires within this time. Raises TooMany `upload_quota_exceeded`.
     """
     tenant_id, key = caller.tenant_id, ticket.original_key
     async with services.pool.acquire() as connection, connection.transaction():
@@ -103,8 +104,8 @@ async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicke
 
 
 def _counted_bytes(settings: Settings, upload: UploadRequest) -> int:
-    """How many bytes count for the upload while its client may send it: the declared number, or else the largest
-    allowed size.
+    """How many bytes count for an unfinished upload: the number that the client declared, or else the largest allowed
+    size.
     """
     return upload.content_length or settings.picture_max_bytes
 
@@ -301,8 +302,8 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
 
 
 async def _outcome_of_other_request(services: Services, caller: Caller, media_id: UUID) -> UUID:
-    """The id of the job that another request has started. Raises Invalid if the other request has refused the picture,
-    and Conflict if there was no other request, because the upload has expired.
+    """The id of the job that another request has started. Raises Invalid if the other request has refused the picture.
+    Raises Conflict if there was no other request, which means that the upload has expired.
     """
     job_id = _job_id_of(await find_media(services, caller, media_id))
     if job_id is None:

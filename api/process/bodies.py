@@ -21,7 +21,8 @@ from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
 #: The most bytes of a body of a request outside of /v1/.
 MAX_BYTES = 64 * 1024
-#: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
+#: The most bytes of a body of a request under /v1/, where bodies contain payloads and schemas.
+#: (leasehold.domain.template also bounds each payload and each schema.)
 MAX_BYTES_OF_V1 = 512 * 1024
 _V1_PREFIX = "/v1/"
 #: If a body is too large, the API reads and discards up to this many bytes of it before it answers. If the API closed

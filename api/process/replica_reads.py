@@ -1,4 +1,4 @@
-"""Lends connections to PostgreSQL's standby. They are for requests whose answers may be some seconds old
+"""Lends connections to PostgreSQL's standby. Only requests whose answers may be some seconds old get such connections
 (http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the
@@ -21,7 +21,9 @@ from leasehold.settings import Settings
 
 
 class Reading:
-    """All that one request reads from the standby. `seconds`: how long all these reads together may take."""
+    """What one request reads from the standby. `turns`: lets the tenants take turns at the standby's connections.
+    `seconds`: how long all reads of the request together may take.
+    """
 
     def __init__(self, replica: Replica, turns: Turnstile, seconds: float) -> None:
         self._replica, self._turns = replica, turns
@@ -61,7 +63,8 @@ class Reading:
         of TRY_AGAIN (runtime/transient.py). After these errors the primary answers the request.
 
         The time counts for two deadlines, the request's and the `Reading`'s. The deadline of the `Reading` is shorter,
-        so that time is left for the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
+        so that time is left for the primary. When a deadline is over, its method `waiting` ends a wait, and its method
+        `using` ends a statement.
         """
         try:
             async with self._lend(tenant_id) as connection:
@@ -99,6 +102,7 @@ class Reading:
         self._as_of = as_of if self._as_of is None else min(self._as_of, as_of)
 
 
+#: The reading of the current request; None: the request reads from the primary.
 _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 

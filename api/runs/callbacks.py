@@ -47,7 +47,7 @@ async def rotate_callback_secret(request: Request, caller: Owner, idempotency_ke
     # which does not have the new secret.
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the new secret is committed, so the client must get it
+        deadline.current().lift()  # no more time limit: the new secret is committed, so the client must get it
         # Read the secret from the row, because a stored answer has no secret.
         newest_secret = sealing.open((await callbacks.find(connection, caller.tenant_id))["secrets"][0])
     return json_response(orjson.loads(answer.body) | {"secret": secret_text(newest_secret)}, answer.status_code)

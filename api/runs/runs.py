@@ -29,6 +29,7 @@ from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
+#: The caller of an endpoint that writes, or that reads. The caller's API key must have this scope.
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 

@@ -1,7 +1,8 @@
 """/v1/schedules: a schedule starts runs by a cron expression. A tick is one time at which it fires. A client may also
 start a run immediately, or the runs of past ticks (backfill).
 
-These endpoints only write the schedules. The workers fire them (leasehold/schedules).
+The workers fire the schedules at their ticks (leasehold/schedules). Of these endpoints, only run-now and backfill start
+runs; the others only read and write schedules.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ from leasehold.transitions import quarantine
 from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=AuthenticatedFirst)
+#: The caller of an endpoint that writes, or that reads. The caller's API key must have this scope.
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 #: How many future ticks the answer about a schedule lists.
 _NEXT_RUNS = 5
+#: For the API's description: the error of an endpoint whose schedule does not exist.
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 #: The audit does not record the values of these members, because they may be long or contain a secret.
 _UNRECORDED = ("payload_template", "callback_url")
@@ -61,7 +64,7 @@ _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of each field, because a client may leave a field out, but may not send null.
+    """Remove null from the JSON schema of each field, because a client may leave a field out, but may not send null.
     Exception: `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
@@ -195,7 +198,9 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # the stored answer has expired since then, and nobody has checked the payload
+        # `once` calls `work` only if the key has no stored answer. If `is_repeated` found an answer above, the answer
+        # has expired since then, and nobody has checked the payload.
+        if is_repeat:
             raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again, because it may have been deleted since the check. From here on, a deletion waits for
@@ -227,8 +232,9 @@ async def create_schedule(
 
 
 async def _prepare(services: Services, row: Row) -> schedules.Prepared:
-    """Read the template and check the payload. Returns the template version and the parameters of the schedule's runs,
-    or the error that refuses the runs. Raises TooMany or Unavailable if the payload cannot be checked now.
+    """Read the template of a schedule, and check the payload. `row`: the schedule. Returns the template version and the
+    parameters of the schedule's runs, or the error because of which no run may start. Raises TooMany or Unavailable if
+    the payload cannot be checked now.
 
     Holds no connection while the payload is checked.
     """
@@ -390,19 +396,22 @@ async def run_now(
     created_runs: list[tuple[CreatedRun, str]] = []  # the new run and its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared is None:  # the answer that was stored for the key has just expired
+        # `prepared` is None if the key had a stored answer. Here this answer has just expired, or `once` would not have
+        # called `work`.
+        if prepared is None:
             raise key_has_expired()
         prepared_run, template = prepared
-        # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
+        # First lock the schedule, then the rows of the tenant's rates, which `submitting` locks. Another order could
+        # deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         async with services.admission.submitting(connection, caller.payer, _queues_of(caller, prepared_run)) as charge:
             # The run belongs to no tick, so `tick` is None.
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:  # the run was refused
                 await services.admission.refund(connection, caller.payer)
-                # Raise nothing, because the transaction must commit. It has written the reason to the schedule's
-                # `last_error`. The endpoint raises Conflict after the commit. The answer is not stored, so a repeated
-                # request tries again.
+                # Raise nothing here, because the transaction must commit: it has written the reason of the refusal to
+                # the schedule's `last_error`. The endpoint raises Conflict after the commit. The answer is not stored,
+                # so a repeated request tries again.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
         created_runs.append((created_run, template))
@@ -459,16 +468,16 @@ async def backfill(
         if prepared is None:  # as in `run_now`
             raise key_has_expired()
         prepared_run, template, ticks = prepared
-        # First lock the schedule, then the rows of the rates (`submitting`). Another order could deadlock.
+        # The order of the locks is that of `run_now`.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
-        # If `prepared_run` is an error, it refuses every tick. Then submit only the last tick, so that `submit_now`
-        # writes the reason to the schedule.
+        # If `prepared_run` is an error, no tick gets a run. Then submit only the last tick, so that `submit_now` writes
+        # the error to the schedule.
         is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
         # The empty dictionary means that `submitting` checks no depth of a queue before the write, because the number
-        # of runs is not known yet. `add_queues_of` makes `submitting` check the depths after the write.
+        # of runs is not known yet. `add_queues_of` names the queues whose depths `submitting` checks after the block.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             for tick in ticks_to_submit:
                 created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)

@@ -17,7 +17,9 @@ C = TypeVar("C")  # what a call of the function returns: a list[R], or a corouti
 
 
 class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
-    """The task. `task.submit(item)` submits one item, and `task.submit(item).result()` is the item's result."""
+    """A batch task. `task.submit(item)` submits one item, and `task.submit(item).result()` is the item's result. A call
+    `task(items)` only calls the function.
+    """
 
     def __call__(self, items: list[A], /) -> C:  # type: ignore[override]  # the function takes the items together
         result: C = self.function(items)

@@ -46,9 +46,10 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The checked fields of SubmitOptions, and two more fields, which only leasehold.celery sets. Raises Invalid for a
-    wrong value. `start_at`: the time at which the run starts, in place of `delay`. `celery_id`: a further id by which
-    the run can be found (domain/celery_ids.py). A repeated submission with the same `celery_id` starts no second run.
+    """The options of one submission, checked: the fields of SubmitOptions, and two fields that only leasehold.celery
+    sets. Raises Invalid for a wrong value. `start_at`: the time at which the run starts, in place of `delay`.
+    `celery_id`: a further id by which the run can be found (domain/celery_ids.py). A repeated submission with the same
+    `celery_id` starts no second run.
     """
 
     key: str | None = None
@@ -82,7 +83,7 @@ class Options:
 
 
 class Callee(Protocol):
-    """The task that a call names."""
+    """What a call needs of its task. `terms`: the options of `@app.task(...)`. `pipeline`: the pipeline of its runs."""
 
     name: str
     terms: TaskTerms
@@ -114,8 +115,8 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission: the key that the caller gave. If the caller gave no key, and the task has
-        `unique`, the key is made of the arguments. Otherwise it is None.
+        """The key of the submission: the key that the caller gave. If the caller gave no key, and the task has the
+        option `unique`, the key is made of the arguments. If the task does not have this option, the key is None.
         """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:
@@ -138,7 +139,7 @@ class Call(Generic[R]):
 
     @property
     def has_key_of_caller(self) -> bool:
-        """Whether the caller gave the key. A repetition with that key must have the same arguments."""
+        """Whether the caller gave the key. If so, a repetition with this key must have the same arguments."""
         return self.options.key is not None
 
     @property

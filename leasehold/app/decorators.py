@@ -14,10 +14,11 @@ from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow
 if TYPE_CHECKING:
     from leasehold.workflows.context import Context
 
+# The context of a workflow does not count among the parameters of its function here.
 P = ParamSpec("P")  # the parameters of a function
-Q = ParamSpec("Q")  # its parameters after the first argument
-A = TypeVar("A")  # the type of its first argument
-T = TypeVar("T")  # the type of its result
+Q = ParamSpec("Q")  # the parameters of a function, without the first
+A = TypeVar("A")  # the type of the first parameter; for a batch, the type of one item
+T = TypeVar("T")  # the type of the result; for a batch, the type of the result of one item
 
 
 class TaskDecorator(Protocol):

@@ -18,23 +18,27 @@ from asyncpg.pgproto import pgproto
 
 from leasehold.broker.base import BANDS, Hint
 
+#: The version of the hints that this release publishes.
 VERSION = 2
 #: The version of the hints of earlier releases, which have no tenant.
 _WITHOUT_TENANT = 1
 #: The largest body of a message. A hint has about 100 bytes.
 MAX_BYTES = 4096
+#: The most characters of a queue's name.
 MAX_QUEUE_NAME = 200
 #: A longer tenant name is cut, because workers use it only to take the hints of the tenants in turn.
 MAX_TENANT = 200
+#: A hint has at most MAX_HEADERS headers. The name and the value of a header together have at most
+#: MAX_HEADER_CHARACTERS.
 MAX_HEADERS = 16
 MAX_HEADER_CHARACTERS = 1024
 
-#: The members of a message, for each version.
+#: The members of a message's body, for each version.
 _FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task", "queue", "band", "tenant"}}
 
 
 class Garbage(ValueError):
-    """The message is not a hint. `kind`: one of a few words, for a metric's label."""
+    """The message is not a hint. `kind`: the reason, as one of a few words for a metric's label."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -77,7 +81,8 @@ def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
 def _task_id_of(value: object) -> UUID:
     if isinstance(value, str):
         try:
-            return pgproto.UUID(value)  # written in C: a worker makes one for each hint, and hashes it five times
+            # This class is written in C, so it is fast. A worker makes a UUID for each hint, and hashes it five times.
+            return pgproto.UUID(value)
         except ValueError:
             pass  # raised below, as for every other wrong value
     raise Garbage("wrong_value")
@@ -102,8 +107,8 @@ def _band_of(value: object) -> int:
 
 
 def _headers_of(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The hint's own headers, which are short strings; {} if there are more than MAX_HEADERS. Tables and numbers, which
-    the broker adds (`x-death`), are left out.
+    """The hint's own headers, which are short strings. Longer strings are left out, and so are the tables and numbers
+    that the broker adds (`x-death`). If more than MAX_HEADERS are left, the result is empty.
     """
     strings = {
         name: value

@@ -29,9 +29,8 @@ EXPIRED = "task_expired"
 
 class AsyncResult(Lacking):
     """The handle of a run. `id`: the `task_id` that the program gave to the run, or the run's own id. If no run has the
-    id, `state` is PENDING, as in Celery. `run`: the run, if the caller has it. Without it, the handle looks the run up
-    when it is first used. An id is a UUID or a text of 1 to 64 characters. For any other id, raises Invalid
-    `invalid_id`.
+    id, `state` is PENDING, as in Celery. An id is a UUID or a text of 1 to 64 characters. For any other id, raises
+    Invalid `invalid_id`. `run`: the run, if the caller has it; None: the first use of the handle looks the run up.
     """
 
     # For `Lacking`: Celery's name of this class, and advice for each of its attributes that is missing here.

@@ -132,7 +132,7 @@ def _check_file(file: Path) -> Iterator[dict[str, Any]]:
 
 
 class _ExportedChain:
-    """Checks one chain of an export, row by row, up to its first broken row."""
+    """Checks one chain of an export, row by row. The rows after the first broken row are not checked."""
 
     def __init__(self, head: dict[str, Any]) -> None:
         self._head = {**head, "seq": int(head["seq"]), "hash": str(head["hash"])}

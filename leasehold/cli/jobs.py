@@ -34,7 +34,9 @@ JobId = Annotated[str, typer.Argument(help="The job's id.", callback=id_of("a jo
 
 
 def _checked_filter(words: list[str] | None) -> str:
-    """The arguments, joined to one filter. If it is invalid, mark the invalid character, and end the command."""
+    """Join the command's arguments to one filter. If the filter is invalid, print it with a mark under the invalid
+    character, and end the command.
+    """
     text = " ".join(words or ())
     try:
         parse(text, datetime.now(UTC))
@@ -47,7 +49,9 @@ def _checked_filter(words: list[str] | None) -> str:
 
 
 def _number_of_jobs(count: dict[str, Any], one: str, many: str) -> str:
-    """The count in an answer, with the noun `one` or `many`. An estimate gets the word `about`."""
+    """A phrase with the number of jobs. `count`: the API's count, with the members `n` and `exact`. If it is not exact,
+    the phrase begins with "about". `one`, `many`: the words after the number 1, and after any other number.
+    """
     return ("" if count["exact"] else "about ") + counted(count["n"], one, many)
 
 
@@ -107,7 +111,9 @@ def explain_job(job: JobId, as_json: AsJson = False) -> None:
 
 
 def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
-    """Print why the job is in its state, and its ledger (what workers did with it)."""
+    """Print why a job is in its state, and its ledger (what the workers did with the job). `answer`: the API's answer
+    about this job.
+    """
 
     def print_summary() -> None:
         for reason in answer["reasons"]:
@@ -284,9 +290,9 @@ def delete_job(
 def _check_target(
     job: str | None, filter_: str | None, *, single_only: Iterable[object] = (), bulk_only: Iterable[object]
 ) -> None:
-    """End the command with an error if the user gave both a job and a filter, or neither. Also end it if an option
-    lacks the argument that it needs. `single_only`: the options that need a job. `bulk_only`: the options that need a
-    filter. An option that was not given is None.
+    """End the command with an error in two cases: the user gave both a job and a filter, or neither of them; or the
+    user gave an option that does not go with them. `single_only`: the options that go with a job only. `bulk_only`:
+    the options that go with a filter only. An option that the user did not give is None.
     """
     if (job is None) == (filter_ is None):
         raise failure_printed("name one job, or write --filter", WRONG_USE)

@@ -1,5 +1,6 @@
-"""The command `leasehold`. This module has its commands that run servers, or that work directly on the database and the
-store. remote.py adds most of the commands that call the API.
+"""The command `leasehold`. The functions of this module are the subcommands that need no API: they run servers, or work
+on the database, the store and the settings. Other modules have the other subcommands. For example, remote.py has most
+of the subcommands that call the API.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ app.add_typer(cells.app, name="cells")
 app.command()(sql)
 app.command()(completion)
 remote.add_to(app)
-answer_shell()  # if a shell asks for completions, print them
+answer_shell()  # if a shell runs this command to get completions, `app` prints them
 
 _AppSource = Annotated[
     str | None,

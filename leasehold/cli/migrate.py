@@ -1,4 +1,8 @@
-"""`leasehold migrate` plans a migration, brings the schemas up to date, and grants rights to the platform's role."""
+"""`leasehold migrate`: plans a migration, or runs it and grants rights to the role `database_app_role`.
+
+The platform has a schema (CORE). A kind of work that has its own tables has a schema of its own, with its own
+migrations.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
 
 @contextmanager
 def _refusing_unknown_revision() -> Iterator[None]:
-    """Raises Invalid if alembic does not have the revision that the block uses."""
+    """Use this around code that gives a revision to alembic. If alembic does not know the revision, raises Invalid."""
     try:
         yield
     except (CommandError, RevisionError) as error:
@@ -84,7 +88,7 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
 
 
 async def _check_not_passed(connection: Connection, revision: str) -> None:
-    """Raises Invalid if the platform's schema has passed the revision. Raises alembic's error if it is unknown."""
+    """Raises Invalid if the platform's schema has passed `revision`, and alembic's error for an unknown `revision`."""
     current = (await state_of(connection, CORE)).revision
     if current is not None and (passed := passed_revision(current, revision)) is not None:
         raise Invalid(
@@ -126,11 +130,12 @@ async def _newer_revision(settings: Settings, schema: Schema) -> str | None:
 
 
 async def _record(settings: Settings, schema: Schema, progress: Progress) -> None:
+    # Records in the audit the revisions of the schema before and after the migration, if any revision was applied.
     if progress.after is None:
         return
     async with connected(settings, "migrate") as connection:
         if not await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL"):
-            return  # the schema is from a time before the audit
+            return  # the schema is at a revision before the audit's table existed
         kind = None if schema is CORE else schema.name
         target = Target("schema", progress.after)
         await audit.record(connection, command_actor(), "schema.migrated", target, was=progress.before, kind=kind)

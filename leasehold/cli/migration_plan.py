@@ -12,6 +12,7 @@ from leasehold.db.upgrading.plan import Plan, PlannedRevision, PlannedStatement,
 from leasehold.settings import Settings
 
 _WIDTH = 300  # the most characters of a statement that are printed
+#: Printed for a statement whose locks the plan does not know.
 _UNKNOWN_EFFECT = "no rule covers this statement: expect ACCESS EXCLUSIVE on every table that it names"
 
 
@@ -25,7 +26,9 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
 
 
 def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
-    """A revision as JSON. `narrows`: why older code may fail after the revision; empty: the revision only adds."""
+    """A revision as JSON. `sizes`: table -> its size. The member `narrows`: why older code may fail after the revision;
+    empty: the revision only adds.
+    """
     return {
         "schema": planned_revision.schema,
         "revision": planned_revision.revision,
@@ -40,7 +43,9 @@ def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) ->
 
 
 def _statement_json(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
-    """A statement as JSON. `stops`: the kinds of other statements that wait for the lock, such as `writes`."""
+    """A statement as JSON, with its locks. `stops`: which other statements must wait for the lock, such as `writes`.
+    `work`: what the statement does to the whole table under the lock: `scan` or `rewrite`.
+    """
     locks = [
         {
             "table": lock.table,
@@ -91,6 +96,8 @@ def _show_revision(console: Console, planned_revision: PlannedRevision, sizes: d
 
 
 def _lock_lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
+    # A line for each lock: which other statements wait for it, what this statement does to the table meanwhile, and
+    # until when the lock is held.
     if not step.effect.known:
         return [_UNKNOWN_EFFECT]
     lines = []

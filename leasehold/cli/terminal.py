@@ -24,8 +24,8 @@ console = Console()
 #: with which a terminal shows characters in another order; other ends of lines; and halves of surrogate pairs, which
 #: cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The first column leaves at least this width to each other column, with its border. The first column gets the rest of
-#: the terminal's width, or half of the terminal's width if that is more. It gets no more than its longest cell needs.
+#: The width that the first column of a table leaves to each other column, with its border. Exception: the first column
+#: may always have half of the terminal's width. It never gets more than its longest cell needs.
 _OTHER_COLUMN_WIDTH = 10
 
 

@@ -18,8 +18,10 @@ from leasehold.client import models
 from leasehold.client.errors import ClientError
 
 T = TypeVar("T")  # what the client makes of an answer
+#: The id of a run, a job or another object of the API.
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
+#: A JSON object, or the parameters of a query.
 Json: TypeAlias = Mapping[str, Any]
 #: What the API accepts as an idempotency key, and what HTTP accepts as the value of any other header.
 _KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
@@ -43,11 +45,11 @@ _PICTURE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request.
+    """A request to the API, and how to read its answer.
 
-    `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
-    API accepts an idempotency key, and does nothing twice with the same `key`. `idempotent`: the request may be
-    repeated without a key.
+    `parse`: makes the result from the JSON of the answer. `form`, `files`: the fields of a form, and the field and path
+    of each of its files. `keyed`: the API accepts an idempotency key, and does nothing twice with the same `key`.
+    `idempotent`: the request may be repeated without a key.
 
     `done_code`: the code with which the API refuses a repetition if an earlier try has done the request. None: the API
     answers a repetition as it answers the first try. `read_done`: after such a refusal, this request reads the result.

@@ -1,4 +1,4 @@
-"""`Client`: the API for programs without an event loop."""
+"""`Client`: calls the API of Leasehold from programs without an event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Make a method with the parameters of `make`. It sends the call that `make` builds, and returns the result."""
+    """Make a method with the parameters of `make`, a function of `calls`. The method sends the call that `make` builds,
+    and returns the result.
+    """
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.send(make(*args, **kwargs))

@@ -27,12 +27,12 @@ class OutputBuffer:
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
         self._send = send
         self._items: list[Any] = []
-        self._sizes: list[int] = []  # of `_items`
+        self._sizes: list[int] = []  # the size of each item, in the order of `_items`
         self._total_size = 0
         self._dropped_count = 0
         self._answered_count = 0  # items of the requests that the API has accepted or refused
         self._unanswered_count = 0  # items of the request that has no answer yet
-        self._most_items = _ITEMS_PER_REQUEST  # of the next request
+        self._most_items = _ITEMS_PER_REQUEST  # the next request has at most this many items
         self._is_cut = False
         self._lock = asyncio.Lock()
 
@@ -58,7 +58,9 @@ class OutputBuffer:
         return count
 
     async def flush(self) -> None:
-        """Send all items. Raises the errors of `send`. After one, the next `flush` begins with the same request."""
+        """Send all items. Raises the errors of `send`. After an error, the next `flush` begins with the same request,
+        unless `refuse` is called in between.
+        """
         async with self._lock:
             while self._items:
                 # A request that has no answer yet is sent again with the same items.
@@ -70,9 +72,9 @@ class OutputBuffer:
                     self._forget(len(self._items))
 
     def refuse(self, *, divide: bool) -> bool:
-        """Note that the API has refused the last request. The next request then has half of the refused items, so that
-        one bad item does not cost the others. If the request had a single item, or if `divide` is False, this method
-        drops the items of the request instead. Returns whether it drops items.
+        """Note that the API has refused the last request. `divide`: whether the refusal was because of the items. If
+        so, the next request has only half of the refused items, so that one bad item does not cost the others. If not,
+        or if the request had a single item, this method drops the items of the request. Returns whether it drops items.
         """
         if divide and self._unanswered_count > 1:
             self._most_items = self._unanswered_count // 2

@@ -1,6 +1,6 @@
-"""Waits for a run's end, request after request. It decides when the next request follows, and when the wait is over.
+"""Decides, for a client that waits for a run's end, when the next request follows and when the wait is over.
 
-It does no input or output, so `Client` and `AsyncClient` both use it.
+`Client` and `AsyncClient` both use this module. They send the requests and pause. This module does no input or output.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Waiting:
         return pause if self._deadline is None else min(pause, self._deadline - now)
 
     def after_error(self, error: Unavailable) -> NoReturn:
-        """Raises `error`. Exception: raises TimeoutError if the caller's time ended before the client's `timeout`."""
+        """Raises `error`, or TimeoutError if the caller's time was shorter than the client's `timeout`."""
         if self._left is None or self._left >= self._client_timeout:
             raise error
         raise TimeoutError(

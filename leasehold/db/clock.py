@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 
 
 async def database_time(connection: Connection) -> datetime:
-    """The time now by the database's clock. Do not use the clocks of APIs and workers, which may be wrong by hours."""
+    """The time now by the database's clock. The clocks of the machines of APIs and workers may be wrong by hours."""
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     return now
 

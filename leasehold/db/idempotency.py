@@ -35,9 +35,9 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until another request takes the key over. Another request may do so from
-    `locked_until` on, or earlier (see RESERVE). `locked_until` also distinguishes this reservation from a later
-    reservation of the same key.
+    """The right of a request to store the answer for its key. Another request can take the key over at `locked_until`
+    or, if this request counts as dead, earlier (see RESERVE). `locked_until` also distinguishes this reservation from a
+    later reservation of the same key.
     """
 
     tenant_id: str
@@ -88,6 +88,8 @@ SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() -
 FROM idempotency WHERE tenant_id = $1 AND key = $2
 """
 
+# $1 to $3: the tenant, key and `locked_until` of the reservation. $4: the status code. $5: the body. $6: how long to
+# keep the answer. If another request has taken the key over, the statement returns no row.
 STORE = """
 -- idempotency_store
 UPDATE idempotency SET status_code = $4, body = $5, expires_at = clock_timestamp() + $6::interval
@@ -95,11 +97,13 @@ WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
 RETURNING key
 """
 
+# Waits for the advisory lock of the key, and holds it until the transaction ends. See RESERVE for its effect.
 HOLD = f"""
 -- idempotency_hold
 SELECT pg_advisory_xact_lock({_LOCK})
 """
 
+# $1 to $3: as for STORE. A reservation that another request has taken over stays.
 RELEASE = """
 -- idempotency_release
 DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
@@ -139,8 +143,8 @@ async def reserve(
     `key`: any text. The key of an HTTP request must have passed `check_key`.
     """
     earlier = IN_FLIGHT - _LOCK_GRACE
-    # If requests with this key do not call `hold`, nobody holds the key's lock. Such a reservation counts only until
-    # `locked_until` - `earlier`, so add `earlier` to its time.
+    # RESERVE lets a reservation lapse `earlier` before its `locked_until` if nobody holds the key's lock. If requests
+    # with this key do not call `hold`, nobody ever holds it, so add `earlier` to the time of their reservations.
     locked_for = IN_FLIGHT if is_held else IN_FLIGHT + earlier
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, locked_for, KEEP, earlier)
     if locked_until is not None:

@@ -21,16 +21,17 @@ Row: TypeAlias = asyncpg.Record
 
 #: An answer about one job has at most this many steps, attempts of each step, and outputs.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
-#: The ledger of a job has its latest events, at most this many.
+#: The ledger of a job has at most this many events, which are the latest.
 MAX_LEDGER = 5000
 
-#: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or more".
+#: Tasks of a queue, and jobs at a limit, are counted up to this number. A count of MAX_COUNTED means "MAX_COUNTED or
+#: more".
 MAX_COUNTED = 10_000
 
 #: `dead_letter_groups` groups the latest dead letters, at most this many.
 MAX_GROUPED = 10_000
-#: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. In the same
-#: way, `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS.
+#: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. And
+#: `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS failed steps.
 MAX_SEARCHED, _MAX_SEARCHED_BY_GROUPS = 10_000, 100_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
@@ -50,11 +51,11 @@ LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 #: only operators may see the operation.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
-# `contained`: a workflow has started the step. Contained steps and their outputs are chosen last. So the answer always
-# has the workflow's own step and its outputs, even if the answer cannot hold all contained steps.
-# `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
-# statement cuts off the digest at the end of a key (transitions/concurrency/names.py), and leaves out limits of the
-# scopes of runs.
+# The job $1 of the tenant $2 (NULL: of any tenant), in one row. `contained`: a workflow has started the step. Contained
+# steps and their outputs are chosen last. So the answer always has the workflow's own step and its outputs, even if the
+# answer cannot hold all contained steps. `limits`: the keys of the concurrency limits at which the job waits
+# (`gate_job` has a row for each job and limit). The statement cuts off the digest of a payload's value at the end of a
+# key, and leaves out the limits that only make runs of the same scope wait for each other.
 FIND = f"""
 -- job_find
 SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
@@ -92,6 +93,7 @@ async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) 
     return await connection.fetchrow(FIND, job_id, tenant_id)
 
 
+# $1: the ids of the jobs. $2: the tenant, or NULL for all tenants. $3: the parameter `beyond_tenant` of `find_listed`.
 LISTED = f"""
 -- jobs_listed
 SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
@@ -102,13 +104,14 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 async def find_listed(
     connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID], *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """These jobs, with the columns of a list, in any order. Deleted jobs are left out. `beyond_tenant`: whether to
-    include bulk operations that act on jobs of other tenants.
+    """The jobs `job_ids`, with the columns that lists show, in any order. Deleted jobs are left out. `beyond_tenant`:
+    whether to include bulk operations that act on jobs of other tenants.
     """
     return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 
 
-# The second SELECT finds a job that `find_job` no longer finds, and whose rows retention has not deleted yet.
+# The first SELECT finds a job whose rows are deleted, by its tombstone. The second SELECT finds a job that is deleted
+# or past its retention, and so hidden from `find_job`, but whose rows retention has not deleted yet.
 TOMBSTONE = f"""
 -- job_tombstone
 SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t
@@ -130,7 +133,8 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 class DeadLetterFilter:
     """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
     letters of runs, and of pipelines that are not in `owned`. `owned`: all pipelines that a kind of work has declared
-    (leasehold/kinds). `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
+    (leasehold/kinds). `template`, `code`: read only dead letters of this template, or with this error code.
+    `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool
@@ -141,13 +145,13 @@ class DeadLetterFilter:
     beyond_tenant: bool = False
 
 
-# $1 tenant, $2 and $3 time and id of the last dead letter of the previous page, $4 template, $5 code, $6 to $8 the
-# filter's fields `runs`, `pipelines` and `owned`, $9 the time after which the steps failed, $10 how many failed steps
-# to search at most, $11 the filter's field `beyond_tenant`. `walked`: the number of the step in this search. If there
-# are more than $10 failed steps, the last row is the step with the number $10 + 1. No filter was applied to this step,
-# because it only shows where the search ended. `fingerprint`: dead letters of one template, step and code have the same
-# fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task and decides
-# what follows its failure, so the failed task is no dead letter.
+# $1: the tenant. $2 and $3: the time and the id of the last dead letter of the previous page. $4: the template. $5: the
+# code. $6 to $8: the filter's fields `runs`, `pipelines` and `owned`. $9: only steps that failed after this time. $10:
+# how many failed steps to search at most. $11: the filter's field `beyond_tenant`. `walked`: the number of the step in
+# this search. If there are more than $10 failed steps, the last row is the step with the number $10 + 1. It only shows
+# where the search ended, so no filter is applied to it. `fingerprint`: dead letters of one template, step and code have
+# the same fingerprint if their messages differ only in numbers and ids. `contained`: a workflow started the task. A
+# failed task of this kind is no dead letter, because the workflow decides what follows.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -173,7 +177,7 @@ WHERE t.walked > $10 OR {LIVES} AND f.task_id IS NOT NULL
            ELSE j.pipeline = ANY($7::text[]) END
   AND ($11 OR {OF_OWN_TENANT})
 """
-#: The columns of a dead letter.
+#: The columns of DEAD_LETTERS that callers get: all except `walked`, which only the search uses.
 _LETTER = (
     "task_id, job_id, pipeline, is_run, template, version, step, queue, attempt, at, code, message, cause, retryable,"
     " fingerprint"
@@ -190,8 +194,9 @@ async def dead_letters(
     fingerprint: str | None = None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `since`: only steps that failed later than this. `fingerprint`:
-    only steps of one group, as `dead_letter_groups` returns it. Only the latest MAX_SEARCHED failed steps are searched.
+    """Steps that failed for good, the latest first. `before`: the time and the id of the last step of the previous
+    page. `since`: only steps that failed later than this. `fingerprint`: only steps of the group to which
+    `dead_letter_groups` gives this fingerprint. Only the latest MAX_SEARCHED failed steps are searched.
     """
     rows, _ = await dead_letters_page(
         connection, tenant_id, letter_filter, before=before, since=since, fingerprint=fingerprint, limit=limit
@@ -228,7 +233,8 @@ async def dead_letters_page(
     search_end = next((row for row in rows if row["walked"] > max_searched), None)
     if search_end is None:
         return letters, None
-    # This step was not checked, so the next page begins with it.
+    # No filter was applied to this step, so the next page must begin with it. A page has only steps whose time and id
+    # are less than those of `before`. So make the id greater by one.
     return letters, (search_end["at"], UUID(int=search_end["task_id"].int + 1))
 
 
@@ -239,6 +245,7 @@ def _parameters(
     since: datetime | None,
     max_searched: int,
 ) -> tuple[object, ...]:
+    # $1 to $11 of DEAD_LETTERS
     at, task_id = before or (None, None)
     return (
         tenant_id, at, task_id, letter_filter.template, letter_filter.code, letter_filter.runs,
@@ -265,7 +272,7 @@ async def dead_letter_groups(
 
 
 async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
-    """The job of a dead letter. None: there is no such step, it has not failed, or a workflow handles its failure."""
+    """The job of the dead letter `task_id`. None: the task does not exist, has not failed, or is `contained`."""
     job_id: UUID | None = await connection.fetchval(
         "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
         " AND t.status = 'failed' AND NOT t.contained",
@@ -275,6 +282,8 @@ async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task
     return job_id
 
 
+# The tasks of the job $1 of the tenant $2, at most $3. `item` has a row for each task that another task has started: a
+# part of a fan-out, or a step of a workflow.
 _LINKS = """
 -- step_links
 SELECT t.id, t.step, t.status, t.unblocks, t.contained, i.parent_id
@@ -291,8 +300,8 @@ async def step_links(connection: Connection, tenant_id: str, job_id: UUID) -> Se
 
 
 async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
-    """The latest `at_most` events of a job's tasks, in order: each claim, its end, and the outputs that its commit
-    wrote.
+    """The latest `at_most` events of a job's tasks, in order, for example claims and the ends of attempts. The event of
+    a completed task also has the outputs of the task.
     """
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
@@ -306,10 +315,10 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-# The facts about each unfinished step of a job. $1 job, $2 tenant. The statement reads at most $3 steps. To find the
-# place of a waiting step in its queue, PostgreSQL reads the tasks ahead of the step. The statement divides $4 such
-# reads evenly among the waiting steps of the job, but each step gets at least 10 reads. So a job with many waiting
-# steps costs about as much as a job with one waiting step.
+# The facts about each unfinished step of a job. $1: the job. $2: the tenant. $3: how many steps to read at most. To
+# find the place of a waiting step in its queue, PostgreSQL reads the tasks ahead of the step. All waiting steps of the
+# job together cause about $4 such reads: each step gets an equal part, but at least 10 reads. So a job with many
+# waiting steps costs about as much as a job with one waiting step.
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -355,10 +364,11 @@ async def why_waiting(
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, max_ahead)
 
 
-# The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
-# have admitted a million jobs, and a million jobs may wait at it. So PostgreSQL reads at most $4 admitted jobs of a
-# limit, and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`:
-# the instant before which no limit admits the job.
+# The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits. The table `gate_job` has a row for
+# each job and each of its limits: the job waits at the limit while `admitted_at` is NULL. A limit may have admitted a
+# million jobs, and a million jobs may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit, and at most
+# $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the instant before
+# which no limit admits the job.
 _WHY_HELD = f"""
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,

@@ -32,12 +32,13 @@ tail = Table(
     "tail",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
-    Column("log_seq", BigInteger, nullable=False, server_default="0"),
-    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # of the last emitted chunk
+    Column("log_seq", BigInteger, nullable=False, server_default="0"),  # the number of the last line
+    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # the number of the last chunk
     postgresql_with={"fillfactor": "70"},  # leaves room in the page for the new versions of an updated row
 )
 
-#: Lines that attempts have logged. A row has several lines of one attempt.
+#: Lines that attempts have logged. A row has several lines of one attempt. A worker may repeat an insert whose answer
+#: it did not get. `job_log_once` keeps the repetition from adding the lines again.
 job_log = Table(
     "job_log",
     metadata,
@@ -56,7 +57,8 @@ job_log = Table(
     UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
 )
 
-#: Chunks that attempts have emitted. A row has several chunks of one attempt.
+#: Chunks that attempts have emitted. A row has several chunks of one attempt. `job_stream_once` has the same
+#: purpose as `job_log_once`.
 job_stream = Table(
     "job_stream",
     metadata,

@@ -1,8 +1,8 @@
 """Declares a pipeline: its steps, the files that the steps read, and their limits.
 
 A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
-`Pipeline.module`. Only workers import that module. If the steps are isolated (they run in a sandbox), only a child
-process imports it.
+`Pipeline.module`, which the API never imports. The worker imports it, except if the steps are isolated (they run in a
+sandbox): then only the worker's child processes import it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any
 #: A function that takes the worker's settings, and the files of an isolated step by output name. It changes the files
 #: before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
+#: What happens to a new run while another run of the same scope (see RunTerms) is unfinished. allow: both run at the
+#: same time. reject_same_scope: the new run is refused. queue_same_scope: the new run waits. replace_same_scope: the
+#: other run is cancelled, and the new run waits for its end.
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
+#: The form of the names of steps and queues.
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-#: A task of an app is the pipeline `APP.TASK`.
+#: The form of the names of pipelines. A task of an app is the pipeline `APP.TASK`.
 PIPELINE_NAME = re.compile(r"(?=.{1,63}\Z)[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?")
 MIB = 1024 * 1024
 
 
 def pinned_queue(queue: str, label: str | None) -> str:
-    """The queue whose tasks only workers with the label `label` claim. If `label` is None, it is `queue` itself."""
+    """The name of the queue for the tasks of `queue` that only workers with the label `label` may claim. If `label` is
+    None, every worker may claim them, and the name is `queue`.
+    """
     return queue if label is None else f"{queue}@{label}"
 
 
@@ -63,9 +69,9 @@ class NoParams(BaseModel):
 class Limits:
     """What an isolated step's child process may use at most. Exceeding a limit ends the attempt, not the worker."""
 
-    memory_bytes: int = 1024 * MIB
+    memory_bytes: int = 1024 * MIB  # of address space
     cpu_seconds: int = 120
-    file_bytes: int = 512 * MIB
+    file_bytes: int = 512 * MIB  # of each file that it writes
     open_files: int = 256
 
 
@@ -174,8 +180,9 @@ MAX_DELAY = timedelta(days=3660)
 class RunTerms:
     """The terms of a pipeline's runs: which may run at the same time, how long each may take, and who may start them.
 
-    `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
-    they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
+    `concurrency`: what happens to a new run while another run of the same scope is unfinished. Two runs have the same
+    scope if they were submitted with the same `scope`, the same `scope_id`, and the same values of the parameters that
+    `dedupe_keys` names.
     `timeout`: the longest time that a run may take, once its scope and its concurrency limits have let it start.
     `start_within`: the longest time that a run may wait for its scope and its limits. None: no bound.
     `grace`: after a cancel, a running step has this time to stop, and a workflow has this time to undo its work. The
@@ -218,7 +225,7 @@ class PipelineLimit:
 
 
 class Pipeline:
-    """A named, versioned set of steps. A wrong declaration raises DeclarationError immediately, when it is imported."""
+    """A named, versioned set of steps. A wrong declaration raises DeclarationError when its module is imported."""
 
     def __init__(
         self,
@@ -322,7 +329,7 @@ class Pipeline:
 
     def move_to(self, queue: str) -> None:
         """Put all steps into the queue. Call this only for a pipeline that has no run yet and that no worker serves.
-        Raises DeclarationError.
+        Raises DeclarationError if `queue` cannot be the name of a queue.
         """
         self.steps = tuple(replace(step, queue=queue) for step in self.steps)
         self.by_name = {step.name: step for step in self.steps}

@@ -1,5 +1,6 @@
-"""The names of a job's steps, such as `render`. Parts: `render.17`, `page.render.17`. A workflow's step:
-`1.0/charge#2`.
+"""The names of a job's steps. A declared step is named as in its declaration, such as `render`. Part 17 of `render` is
+named `render.17`, or `page.render.17` if a second step, `page`, has also fanned out into parts `render`. A step of a
+workflow is named by its branch, its task and the number of the call, such as `1.0/charge#2`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ MAX_STEP_NAME = 2676
 
 
 def declared_step(step: str, handler: str | None) -> str:
-    """The name of a task's step in the labels of metrics: the name that the code or the template declares. (A label
-    must have few values.) `step`: the task's own name, which may contain the number of a part or of a call. `handler`:
-    the `pipeline.step` of the task's code; None: the code of the job's own pipeline.
+    """The name of a task's step in the labels of metrics. It is the declared name, because a label must have few
+    values. `step`: the task's own name, which may contain the number of a part or of a call. `handler`: the
+    `pipeline.step` of the task's code; None: the step is declared in the job's own pipeline, so `step` is the declared
+    name.
     """
     # Only the names of parts and of a workflow's steps have a `.` or a `#`. Any other name was declared, by the code or
     # by a template.

@@ -18,6 +18,7 @@ from typing import Any
 
 from leasehold.domain.errors import LeaseholdError
 
+#: The program of the guards.
 GUARD = Path(__file__).with_name("guard.py")
 #: An EmbeddedError shows this many lines from the end of the server's log.
 LOG_LINES_SHOWN = 15
@@ -124,7 +125,8 @@ class Server:
         return await self._process.wait()
 
     async def wait_until_ready(self, probe: Coroutine[Any, Any, None], *, seconds: float) -> None:
-        """Wait until `probe` returns. If it raises or takes longer than `seconds`, kill the server.
+        """Wait until `probe`, which asks the server whether it is ready, returns. If `probe` raises or takes longer
+        than `seconds`, kill the server.
 
         Raises:
             EmbeddedError: the server did not answer within `seconds`. Also raises what `probe` raises.

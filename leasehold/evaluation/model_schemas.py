@@ -3,8 +3,8 @@
 The model itself checks each value that fits its schema. So the schema must not refuse a value that the model accepts.
 Pydantic accepts more than the formats of JSON Schema allow, for example a time without a zone, a duration of 1.5 s, a
 UUID without hyphens, and a URL or an email address with letters beyond ASCII. Pydantic also writes some of these forms,
-so `_FORMATS` allows them. The engine for patterns takes linear time, but does not know some expressions of Python's
-patterns. `_with_known_patterns` leaves out the patterns that the engine cannot compile.
+so `_FORMATS` allows them. The validator matches patterns with an engine that takes linear time. This engine does not
+know some expressions of Python's patterns, so `_with_known_patterns` leaves out the patterns that it cannot compile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import ValidationError as NotOfType
 
 from leasehold.evaluation.flat import compile_schema
 
-#: Keywords whose values map names to subschemas, and keywords whose values contain no schemas.
+#: _NAMED: the keywords whose values map names to subschemas. _VALUES: the keywords whose values contain no schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples", "required")
 
@@ -32,7 +32,7 @@ def compile_model_schema(schema: Any) -> Draft202012Validator:
 
 
 def _reads(kind: Any) -> Callable[[str], bool]:
-    # Returns a function that tells whether pydantic accepts a text as a value of the type `kind`.
+    # Returns the check whether pydantic accepts a text as a value of the type `kind`.
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def fits(text: str) -> bool:
@@ -54,6 +54,7 @@ _DURATION = re.compile(
     r"[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?",
     re.ASCII,
 )
+#: The checks of these two formats by the rules of JSON Schema.
 _DATE_TIME, _TIME = (compile_schema({"format": name}) for name in ("date-time", "time"))
 #: Format -> whether a text has this format, as pydantic writes and reads it. Pydantic also reads a number as a time,
 #: but these checks refuse it, as JSON Schema does. The model alone checks emails and patterns.

@@ -54,7 +54,7 @@ EVERY_SECONDS = 10.0
 #: rounds may take at most _MAX_SHARE of the time. But no pause exceeds _MAX_PAUSE_SECONDS.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: The most queues that a round exports, and the most queues with running tasks that it exports in addition.
+#: A round exports at most this many queues by their waiting tasks, and at most this many by their running tasks.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -62,9 +62,10 @@ _STATEMENT_SECONDS = 3.0
 _RESIGN_SECONDS = 3.0
 _NOT_RESIGNED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *TRY_AGAIN)
 
-#: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
-#: another run of its scope has ended. `server`, `provider`: limits of generations. `other`: limits of kinds of work
-#: that do not ship with the platform.
+#: The first words of the keys of concurrency limits. `code`: an app declares the limit. `queue`, `template`, `tenant`,
+#: `payload`: an operator declares the limit, for the jobs of a queue, a template or a tenant, or for jobs with the same
+#: value in their payload. `scope`: a run waits until another run of its scope has ended. `server`, `provider`: limits
+#: of generations. `other`: limits of kinds of work that do not ship with the platform.
 _KINDS_OF_LIMITS = ("code", "payload", "provider", "queue", "scope", "server", "template", "tenant", "other")
 
 LEADS = gauge(
@@ -77,7 +78,7 @@ QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one roun
 Rows = Mapping[str, Sequence[Any]]
 
 
-# The exporter's own questions, as name -> (statement, values). With CAP, a question counts at most this many rows.
+# The exporter's own questions: name -> (statement, values). A question that has the value CAP counts at most CAP rows.
 def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
@@ -137,6 +138,7 @@ async def query_all(
 
 
 def _check_names(kind_questions: Sequence[Question]) -> None:
+    # Raises DeclarationError if a kind's question has the name of another question.
     names = set(_questions(silent_seconds=0.0))  # only the names count here
     for question in kind_questions:
         if question.name in names:
@@ -145,8 +147,8 @@ def _check_names(kind_questions: Sequence[Question]) -> None:
 
 
 class Exporter(Collector):
-    """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape. `owner`: the
-    id under which this process leads.
+    """Asks the questions while `run` runs and this process leads. At each scrape of /metrics, the registry of metrics
+    calls `collect`, which gives the metrics of the latest answers. `owner`: the id under which this process leads.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class Exporter(Collector):
         self._latest: Rows | None = None
         self._leads = False  # the last answer to `workers.lead`
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
-        self._fresh_until = 0.0
+        self._fresh_until = 0.0  # by `monotonic`: after this time, the latest answers are too old to be exported
         self._snapshots = SnapshotAges()
         for name in [*_questions(self._silent_seconds), *(question.name for question in kind_questions)]:
             EXPORTER_REFUSED.labels(name)  # at 0 from the start, because an alert must see the first increase
@@ -240,8 +242,9 @@ class Exporter(Collector):
         )
 
     def _with_ages(self, rows: Rows) -> Rows:
-        """The rows, with a better age of the oldest snapshot. PostgreSQL does not tell since when some snapshots are
-        held, so the age becomes at least the age that this process has observed (snapshots.py).
+        """The rows, with the age of the oldest snapshot corrected. PostgreSQL does not report since when some snapshots
+        have been held. So the age becomes at least the time for which this process has seen the snapshot
+        (snapshots.py).
         """
         if "snapshots" not in rows:
             return rows
@@ -358,8 +361,8 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
-    # First come the queues of workers, then those of external workers. In each group, the longest overdue lease is
-    # first.
+    # First come the queues of workers, then the queues of external workers. In each of these two groups, the queue with
+    # the longest overdue lease is first.
     first_leases = sorted(leases, key=lambda row: (_is_external(row), -row["overdue_oldest"], -row["oldest"]))
     # A queue that is only in `leases_by_queue` has running tasks, but no other tasks and no workers.
     names = sorted({row["queue"] for row in [*_by_urgency(queues)[:MAX_QUEUES], *first_leases[:MAX_QUEUES]]})
@@ -396,10 +399,10 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The queues, the most urgent first. Tenants name queues, so there may be many.
 
-    First come the queues with due tasks, then the queues without due tasks. The queues of external workers come last,
-    because the alerts about waiting tasks leave them out. Within each of these groups, a queue that workers serve and a
-    queue that no worker serves take turns, so that many queues of one sort do not hide the other sort. Within a sort,
-    the queue whose oldest task has waited longest comes first.
+    First come the queues with due tasks, then the queues without due tasks, and in the same order the queues of
+    external workers. These come last, because the alerts about waiting tasks leave them out. Within each of these four
+    groups, the queues that workers serve and the queues that no worker serves alternate, so that many queues of one
+    sort do not hide the other sort. Within a sort, the queue whose oldest task has waited longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()  # sort -> how many queues of this sort have a key already
     keys: dict[str, tuple[bool, bool, int, bool]] = {}  # queue -> its place in the order: smaller keys come first
@@ -445,6 +448,8 @@ def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in by_name.items()])
 
 
+#: The name of a question -> the function that makes metrics of the rows of its answer. The questions `queues` and
+#: `leases` are not here, because `_queues_metrics` needs the rows of both.
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
     "backlog": _backlog_metrics,
     "held": _held_metrics,
@@ -463,6 +468,7 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
 def _metric_per_queue(
     name: str, meaning: str, rows: Mapping[str, Mapping[str, Any]], queues: Sequence[str], column: str
 ) -> Metric:
+    # The metric has a value for each of `queues`: the `column` of the queue's row, or 0 if the queue has no row.
     values = [((queue,), rows[queue][column] if queue in rows else 0) for queue in queues]
     return _labelled(name, meaning, ["queue"], values)
 

@@ -19,11 +19,11 @@ MAX_LINES = 2000
 #: index does not show which leases have expired, so LEASES must read all leases up to this number.
 MAX_LEASES = 100_000
 
-# A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The cap is divided among the lines of a queue: in each line, the statement counts up to `share.max_tasks`.
-# `waiting_tasks`: the counts of tasks by queue. `serving_workers`: the number of workers by queue. A queue that workers
-# serve has a row even if it has no tasks. $1: the cap. $2: a worker without a heartbeat for this many seconds is
-# silent, and does not count. $3: the statement reads at most this many lines.
+# The waiting tasks and the workers of each queue. A line is the waiting tasks of one queue, priority (band) and tenant.
+# The statement finds the lines by a loose index scan. The cap is divided among the lines of a queue: in each line, the
+# statement counts up to `share.max_tasks`. `waiting_tasks`: the counts of tasks by queue. `serving_workers`: the number
+# of workers by queue. A queue that workers serve has a row even if it has no tasks. $1: the cap. $2: a worker without a
+# heartbeat for this many seconds is silent, and does not count. $3: the statement reads at most this many lines.
 QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE {lines_of_all_queues("$3")}, share AS (
@@ -63,8 +63,9 @@ SELECT queue, coalesce(waiting_tasks.due, 0) AS due, coalesce(waiting_tasks.late
 FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
-# Reads the partial index of running tasks, the oldest tasks first. The index does not contain `lease_until`, so expired
-# leases may be anywhere in it. $1: the cap. $2: the statement reads at most this many leases.
+# The running tasks and the overdue leases of each queue. The statement reads the partial index of running tasks, the
+# oldest tasks first. The index does not contain `lease_until`, so expired leases may be anywhere in it. $1: the cap.
+# $2: the statement reads at most this many leases.
 LEASES = """
 -- exporter_leases
 SELECT lease.queue, least(count(*), $1)::int AS running,
@@ -76,21 +77,23 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: whether the platform may be the reason why the schedule `s` is late. It is not the reason in two cases. First,
-# `last_error` is about the due tick itself, and no worker has, or may have, the code of the template now. Second, the
-# due tick was refused and the schedule is in quarantine, for example because of a limit of the tenant or a broken
-# template. Then only the tenant can help. The listed codes are the exceptions to the second case, because the platform
-# may be their reason: an error of the platform, a machine that is too busy to check a payload, and an error of the
-# object store.
+# SQL: whether the platform may be the reason why the schedule `s` is late. In two cases the platform is not the reason.
+# First, `last_error` is about the due tick itself, and no worker has, or may have, the code of the template now.
+# Second, the due tick was refused and the schedule is in quarantine, for example because of a limit of the tenant or a
+# broken template. Then only the tenant can help. The listed codes are the exceptions to the second case, because the
+# platform may be their reason: an error of the platform, a machine that is too busy to check a payload, and an error of
+# the object store.
 _IS_NOT_REFUSED = f"""(s.last_error -> 'tick' IS DISTINCT FROM to_jsonb(s.next_run_at) OR {MAY_BE_SERVED})
                  AND NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
                        AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable', 'evaluator_busy', 'store_error'))"""
 
-# A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed, and a row of
-# `outbox_batch` has several such hints. A dead letter is a failed task that no workflow started. (If a workflow started
-# the task, `contained` is true, and the workflow handles the failure.) $1: the cap.
+# Counts of hints, dead letters and unfinished jobs. `outbox_oldest`, `schedule_oldest`: seconds for which the oldest
+# hint has waited, and seconds for which the most overdue schedule has been due. A row of `outbox` is one hint (a
+# message about a due task) that the broker has not confirmed, and a row of `outbox_batch` has several such hints. A
+# dead letter is a failed task that no workflow started. (If a workflow started the task, `contained` is true, and the
+# workflow handles the failure.) $1: the cap.
 BACKLOG = f"""
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)
@@ -168,7 +171,7 @@ FULL JOIN (
 GROUP BY queue ORDER BY n DESC, queue LIMIT 100
 """
 
-# $1: a worker without a heartbeat for this many seconds is silent.
+# Counts the registered workers by their state. $1: a worker without a heartbeat for this many seconds is silent.
 WORKERS = """
 -- exporter_workers
 SELECT count(*) FILTER (WHERE has_heartbeat AND NOT draining)::int AS serving,
@@ -183,8 +186,8 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# Finds the first job to expire among the jobs that retention may delete now, and says how many seconds ago it expired.
-# Many expired jobs may have to stay, so the statement reads at most $1 expired jobs (the cap).
+# Finds, among the jobs that retention may delete now, the job that expired first. Returns how many seconds ago it
+# expired. Many expired jobs may have to stay, so the statement reads at most $1 expired jobs (the cap).
 RETENTION = f"""
 -- exporter_retention
 SELECT coalesce((SELECT extract(epoch FROM now() - job.expires_at)
@@ -201,7 +204,8 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# Only members of pg_read_all_stats see what the sessions of other roles do. Every role sees what its own sessions do.
+# The sessions of this database, by state. `statement_oldest`: for how long the longest statement has run. Only members
+# of pg_read_all_stats see what the sessions of other roles do. Every role sees what its own sessions do.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
@@ -217,7 +221,7 @@ GROUP BY 1
 # transaction's own id also counts, because a transaction keeps its id between two statements, but not always its
 # snapshot. A slot's `catalog_xmin` does not count, because it keeps only rows of the system catalogs. Autovacuum's own
 # workers, which have no `usesysid`, do not count. `age`: how many transactions began since the oldest snapshot.
-# `oldest`: the greatest age in seconds, among the snapshots for which PostgreSQL tells this role a time. `next_xid`:
+# `oldest`: the greatest age in seconds, among the snapshots for which PostgreSQL shows this role a time. `next_xid`:
 # the next transaction's id, with 64 bits.
 SNAPSHOTS = """
 -- exporter_snapshots
@@ -250,6 +254,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 GROUP BY 1
 """
 
+# The size of the database, and how many sessions the server allows.
 DATABASE = """
 -- exporter_database
 SELECT pg_database_size(current_database())::float8 AS bytes, current_setting('max_connections')::int AS max_sessions

@@ -48,7 +48,8 @@ _FIND = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.id = $1 AND ($2::text IS NULL OR p.tenant_id = $2) FOR UPDATE
 """
 
-# The latest sign-ins come first, because an admin mostly changes people who signed in lately.
+# The latest sign-ins come first, because an admin mostly changes people who signed in lately. $1: the tenant. $2: a
+# part of the login or the name. $3: the most rows. $4 and $5: `seen_at` and id of the last person of the previous page.
 _LIST = f"""
 -- person_list
 SELECT {_COLUMNS} FROM person p
@@ -65,9 +66,9 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 
 # $1 to $7: the id, tenant, issuer, subject, login, name and scopes of the row. Two people of a tenant may have the same
 # login, because an OpenID provider may give an old address to a new person. Then the login of the person who signs in
-# later gets a suffix, which is the end of the row's id. `excluded.login` is the login that the INSERT would have
-# written. It is `$5` if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id
-# of the existing row. With a suffix from $1, which is new at each sign-in, the login would change each time.
+# later gets a suffix, which is the end of the row's id. In a new row this id is $1. An existing row keeps its id, so
+# the UPDATE makes the suffix of that id, and not of $1, which is new at each sign-in. `excluded.login`: the login that
+# the INSERT would have written. It differs from $5 only if another person of the tenant has the login $5.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -88,7 +89,8 @@ UPDATE person SET scopes = '{}', generation = generation + 1, sessions_ended_at 
 WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes <> '{}'
 """
 
-# $3: 1 ends all sessions in the tenant of this row, 0 ends none. $4: whether the person is disabled.
+# $1: the row's id. $2: the role that an admin has set, or NULL. $3: 1 ends all sessions in the tenant of this row, 0
+# ends none. $4: whether the person is disabled.
 _CHANGE = """
 -- person_change
 UPDATE person SET set_role = $2, generation = generation + $3,
@@ -134,8 +136,8 @@ async def rows_of_subject(connection: Connection, issuer: str, subject: str) -> 
 
 
 def has_ended(row: Row, began: int) -> bool:
-    """Whether the person's sessions in the tenant of this row were ended after a sign-in. `began`: the time of the
-    sign-in, in seconds since 1970. The sessions of a sign-in in the same second count as ended.
+    """Whether a session of the person, in the tenant of this row, has been ended. `began`: the time of the session's
+    sign-in, in seconds since 1970. A session that began in the second in which sessions were ended counts as ended.
     """
     ended_at: datetime | None = row["sessions_ended_at"]
     return ended_at is not None and ended_at.timestamp() >= began

@@ -1,4 +1,4 @@
-"""Ends a process although tasks of its event loop run on. Asyncio would wait for these tasks without end."""
+"""Ends a process even if asyncio tasks do not end. `asyncio.run` would wait for such tasks forever."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NoReturn
 
 
 async def end_other_tasks(seconds: float) -> bool:
-    """Cancel all other tasks of the event loop, and wait until they have ended, for at most `seconds`. Returns whether
-    all have ended. A task that catches its CancelledError may run on.
+    """Cancel all asyncio tasks except the caller's, and wait until they have ended, for at most `seconds`. Returns
+    whether all have ended. A task that catches its CancelledError may run on.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -21,7 +21,7 @@ async def end_other_tasks(seconds: float) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """Flush the logs and the output of this process, and end it now, without a wait for anything that still runs."""
+    """Flush the logs and the output of this process, and end the process without a wait for its threads and tasks."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the stream is closed

@@ -17,10 +17,10 @@ from leasehold.runtime.duty_cycle import Pauses
 
 #: Seconds between two whole polls. A row that was due before the window normally waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
-#: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile the poll takes
-#: processor time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. There
-#: are two exceptions: a whole poll is always due WHOLE_MAX_PAUSE_SECONDS after the last whole poll, and immediately
-#: after `forget`.
+#: If many rows were deleted or changed since the last vacuum, a whole poll takes long, and leaves PostgreSQL less
+#: processor time for the submissions of jobs. So whole polls take at most this part of the time. There are two
+#: exceptions: a whole poll is always due WHOLE_MAX_PAUSE_SECONDS after the last whole poll, and immediately after
+#: `forget`.
 WHOLE_SHARE = 1 / 200
 WHOLE_MAX_PAUSE_SECONDS = 60.0
 #: If a row becomes visible at most this many seconds after it was due, the next poll's window still contains it.

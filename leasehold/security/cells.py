@@ -1,10 +1,10 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
 Cells are several installations that divide the tenants among them. Each cell has its own PostgreSQL and RabbitMQ, and
-all cells read the same map. The map says which cells there are, and to which cell a tenant belongs. If a cell gets a
+all cells read the same map. The map has the address of each cell, and the cell of each tenant. If a cell gets a
 request that belongs to another cell, it refuses the request before it reads or writes anything for it. The answer has
-the address of the right cell, so no gateway is needed. But a gateway that reads the cell's name in the API key saves
-the client the second request.
+the address of the right cell, and the client sends the request there. So no gateway is needed. But a gateway that reads
+the cell's name in the API key saves the client this second request.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _texts_in(document: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 class Cells:
-    """The map of cells, in the cell `own`. A changed file is read again. If the file cannot be read, or has no valid
-    map, the last map stays in force.
+    """The map of cells, as the cell `own` uses it. A changed file of the map is read again. If the changed file cannot
+    be read, or has no valid map, the last map stays in force.
     """
 
     def __init__(self, own: str, file: FileSecret) -> None:

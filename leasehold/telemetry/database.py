@@ -1,5 +1,5 @@
-"""Records whether this process reaches the database. The heartbeat of a worker, and the readiness probe and the
-exporter of an API, use this module.
+"""Records whether this process reaches the database, in two metrics. The heartbeat of a worker, and the readiness probe
+and the exporter of an API, use this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CONNECTS = counter("database_connects_total", "Connections of a worker's heartbe
 
 @contextmanager
 def recording_up() -> Iterator[None]:
-    """Set `UP` to 1 if the block succeeds, and to 0 if it raises. The block queries the database."""
+    """Use this around code that queries the database. `UP` becomes 1 if the code succeeds, and 0 if it raises."""
     try:
         yield
     except BaseException:

@@ -1,10 +1,10 @@
-"""Traces: one for each job, from the HTTP request through the database and the broker to every step.
+"""Records traces. Each job has one trace, from the HTTP request through the database and the broker to every step.
 
-The W3C `traceparent` names the trace. It is stored in the job's `trace` and in the rows of the outbox (messages that
-wait to be sent). Each message has the `traceparent` as a header. Jobs have a `traceparent` even when traces are off,
-because logs show the trace's id. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is
-not imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans are sent, and
-how many.
+The W3C `traceparent` names the trace. The column `job.trace` stores the `traceparent`, and so do the rows of the outbox
+(messages that wait to be sent). Each message has the `traceparent` as a header. Jobs have a `traceparent` even when
+traces are off, because logs show the trace's id. Spans are recorded only with the setting LEASEHOLD_TRACES. Without
+this setting OpenTelemetry is not imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`)
+define where spans are sent, and how many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer
 
+#: OpenTelemetry's kinds of spans that the platform uses.
 Kind = Literal["INTERNAL", "SERVER", "PRODUCER", "CONSUMER"]
+#: The headers of a request or a message.
 Headers = Mapping[str, str]
 
 
@@ -43,6 +45,7 @@ class Span:
         """Mark the span as failed."""
 
 
+# A span that OpenTelemetry records.
 class _RecordedSpan(Span):
     def __init__(self, recorded: OtelSpan) -> None:
         self._recorded = recorded
@@ -63,12 +66,15 @@ class _RecordedSpan(Span):
 
 #: OpenTelemetry's attribute names with more than one dot. In all other names `_dotted_names` makes the first `_` a dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
+#: What `span` returns while traces are off.
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(Span())
+#: OpenTelemetry's tracer of this process; None: traces are off.
 _tracer: Tracer | None = None
 
 
 def begin_traces(role: str) -> None:
-    """Let `span` record. Spans that wait to be sent are sent when the process ends.
+    """From now on, `span` records. `role`: `api` or `worker`; the spans name the service `leasehold-{role}`. Spans that
+    still wait to be sent at the end of the process are sent then.
 
     Raises NoExporter when OpenTelemetry is not installed.
     """
@@ -106,7 +112,7 @@ def _record(
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
 
     context = TraceContextTextMapPropagator().extract(parent) if parent else None
-    # record_exception=False: the exception's message may have something that must not leave the process.
+    # record_exception=False: the exception's message may contain texts of clients, which must not leave the process.
     with tracer.start_as_current_span(
         name,
         context,
@@ -125,8 +131,9 @@ def _record(
 
 @contextmanager
 def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """Record the publishing of messages with these headers, with one span for each message. Yields the headers to send.
-    Their `traceparent` names the message's span, so that the receiver's span becomes the child of this span.
+    """Record one span for each message that is published in the block. `headers`: the headers of each message. Yields
+    the headers to send instead, in the same order. Their `traceparent` names the message's span, so that the receiver's
+    span becomes a child of the message's span.
     """
     if _tracer is None:
         yield list(headers)
@@ -150,5 +157,5 @@ def trace_id_of(headers: Headers | None) -> str | None:
 
 
 def exemplar_of(trace_id: str | None) -> dict[str, str] | None:
-    """The labels that make a trace an example of a histogram; None without a trace."""
+    """The labels of an exemplar: they link a measurement of a histogram to its trace. None without a trace."""
     return {"trace_id": trace_id} if trace_id else None

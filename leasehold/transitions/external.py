@@ -71,16 +71,16 @@ ORDER BY p.position
 
 
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
-    """Whether the tenant has this task. Call this, or `lock`, before each settlement. Otherwise another tenant that
-    names the task and the epoch of an ended attempt would get the answer `settled`, because the row has no owner any
-    more to compare.
+    """Whether the tenant has this task. Call this, or `lock`, before each settlement. Without this check, a client of
+    another tenant could name the task and the epoch of an ended attempt, and would get the answer `settled`: the task's
+    row has no lease owner any more, so the settlement looks like a repetition of the one that ended the attempt.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
 
 async def lock(connection: Connection, tenant_id: str, lease: Lease) -> bool:
-    """Lock the job of this lease until the caller's transaction ends, if the lease is still held. Returns whether the
-    tenant has the task, as `is_of_tenant` does.
+    """If the lease's owner still holds it, lock its job until the caller's transaction ends. Returns whether the tenant
+    has the task, as `is_of_tenant` does, and not whether the job was locked.
     """
     return await connection.fetchrow(_LOCK, lease.task_id, lease.owner, tenant_id) is not None
 
@@ -93,8 +93,9 @@ async def is_late(connection: Connection, lease: Lease) -> bool:
 
 
 async def time_out(connection: Connection, templates: Templates, tenant_id: str, lease: Lease) -> Settled:
-    """Settle a step whose attempt ran longer than the step's time limit: running -> retry, or running -> failed
-    together with the job. In a run that is being cancelled: running -> cancelled.
+    """Settle a step whose attempt ran longer than the step's time limit. The step's state changes from running to retry
+    or, after its last attempt, to failed, together with its job. In a run that is being cancelled, it changes to
+    cancelled.
     """
     delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
     failure = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)

@@ -1,7 +1,7 @@
-"""Stores the log lines of attempts in the table `job_log`. This changes the state of no job and of no task.
+"""Stores the log lines of attempts in the table `job_log`. No state of a job or task changes.
 
-A chunk has the lines that an attempt has logged since its last chunk. The chunk names the attempt. `append` writes the
-chunk even if the attempt has lost its lease, because the lines of a lost attempt help most.
+A worker sends the lines of an attempt in chunks: each has the lines that the attempt has logged since the previous
+chunk. `append` writes a chunk even if the attempt has lost its lease, because the lines of a lost attempt help most.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from leasehold.transitions.numbering import insert_numbered
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """`lines`: one JSON object for each line. `first`: the number of the first of them. An attempt's lines are numbered
-    from 1.
+    """Log lines of the attempt that `task_id`, `epoch` and `attempt` name. `lines`: one JSON object for each line.
+    `first`: the number of the first line. An attempt's lines are numbered from 1.
     """
 
     task_id: UUID
@@ -29,11 +29,11 @@ class LogChunk:
     lines: Sequence[bytes]
 
 
-# This commit does not wait for the disk. The attempt's settlement (the commit of its outcome) follows, and writes this
-# commit to the disk, too. An attempt that has lost its lease has no settlement, so a crash of the server may lose its
-# last lines.
-# PostgreSQL evaluates `set_config` only because a later part reads `setting`. `insert_numbered` makes the end of the
-# statement, which numbers the lines of each job and inserts the chunks. `n`: how many lines a chunk has.
+# The CTE `asynchronous` lets the commit not wait for the disk. The attempt's settlement (the commit of its outcome)
+# follows, and writes this commit to the disk, too. An attempt that has lost its lease has no settlement, so a crash of
+# the server may lose its last lines. PostgreSQL evaluates `set_config` only because a later part reads `setting`.
+# `insert_numbered` makes the end of the statement, which numbers the lines of each job and inserts the chunks. `n`: how
+# many lines a chunk has.
 APPEND_LOG = f"""
 -- append_log
 WITH asynchronous AS MATERIALIZED (

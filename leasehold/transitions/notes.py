@@ -11,9 +11,9 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The statement locks the task's row while it writes the note. A claim may take the task over at the same time. If the
-# claim comes later, it waits for the lock, and the new attempt has the note. If the claim came first, the statement
-# writes nothing.
+# $1 to $3: the task, owner and epoch of the lease. $4: the note. The statement locks the task's row while it writes the
+# note, because a claim may take the task over at the same time. If the claim comes later, it waits for the lock, and
+# the new attempt has the note. If the claim came first, the statement writes nothing.
 REMEMBER = """
 -- note
 WITH held AS MATERIALIZED (

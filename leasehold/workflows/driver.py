@@ -1,10 +1,13 @@
-"""`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
+"""`Driver`: runs the coroutines of a workflow, from one wait to the next.
 
 A branch is the workflow's own coroutine, or a coroutine that it gives to `gather`. A branch yields the call that it
 awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately.
 Otherwise the branch waits. When every branch waits, `advance` returns, and the worker suspends the workflow: it commits
-the new rows (`calls`) and gives its lease back. The worker may keep the driver. Then the next `advance` goes on with
-the results that have come meanwhile.
+the new rows (`calls`) and gives its lease back.
+
+The worker may keep the driver. Then the next `advance` goes on with the results that have come meanwhile. If no worker
+has the driver any more, a new driver runs the code again from its top, and gives the calls the results that the journal
+has. This is a replay.
 """
 
 from __future__ import annotations
@@ -79,9 +82,10 @@ class _NotCalled(Exception):
 
 
 class Driver:
-    """Runs one workflow. `start` makes the workflow's coroutine. The coroutine may use the context only while the
-    driver runs it. The worker passes a `port`, whose methods read and write the journal. `max_calls`: how many calls
-    the workflow may make. `max_call_bytes`: how many bytes of JSON the result of a `ctx.call` may have.
+    """Runs one workflow. `start` makes the workflow's coroutine. The coroutine makes its calls on the context (`ctx`),
+    and only while the driver runs it. The worker passes a `port`, whose methods read and write the journal.
+    `max_calls`: how many calls the workflow may make. `max_call_bytes`: how many bytes of JSON the result of a
+    `ctx.call` may have.
 
     `calls`: rows of the journal that are not committed yet. `news`: the column task.news when the driver last read the
     journal. The column counts the signals, and the ends of steps, that have come for the workflow. If the column has a
@@ -102,7 +106,7 @@ class Driver:
         self._start = start
         self._max_calls = max_calls
         self._max_call_bytes = max_call_bytes
-        self._call_count = 0  # calls whose rows of the journal were read or written, for the limit `max_calls`
+        self._call_count = 0  # how many calls the workflow has made, in the journal and since, for `max_calls`
         self._replay = Replay(())  # the rows of the journal to which the code has not come yet
         self._signals: deque[StoredSignal] = deque()  # signals that `_read` has read, and no call has taken
         # Together with the journal, `_read` reads only the oldest signals. `_last_signal`: the id of the last signal
@@ -113,8 +117,8 @@ class Driver:
         # Waits that raised SignalInvalid in the workflow's code, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._ends: list[Call] = []  # the ends of awaited steps and runs that are not recorded yet (see `_receive_end`)
-        # Ends with a failure, each with the branch of its call. `_date_failures` decides their times, and moves them to
-        # `_ends`.
+        # Failures of awaited steps and runs, each with the branch of its call. `_date_failures` decides whether a
+        # failure moves the branch's time (`Branch.now`), and adds its record to `_ends`.
         self._failures: list[tuple[Branch, Call]] = []
         self._main: Branch | None = None  # the branch of the workflow's own coroutine
         self._active: Branch | None = None  # the branch whose code runs now
@@ -125,7 +129,7 @@ class Driver:
         # of its run.
         self._waiters: dict[int, list[Branch | Gather | RunCall[Any]]] = {}
         self._branches: dict[str, Branch] = {}  # path -> branch
-        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
+        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # all coroutines of gathers that have become branches
         self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`, and `ctx.run` of limited tasks.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any] | RunCall[Any]] = {}
@@ -166,7 +170,9 @@ class Driver:
         return outcome
 
     def close(self) -> None:
-        """Close the coroutines. Their `finally` blocks run, but must not call the context."""
+        """Close the coroutines, because this driver is not needed any more. Their `finally` blocks run, but must not
+        call the context.
+        """
         for branch in self._branches.values():
             if not branch.is_done:
                 # A `finally` may await or raise. Its error is dropped, because it must not change how the run ends.
@@ -288,6 +294,7 @@ class Driver:
         self._date_failures()
 
     def _take_news(self, journal: Journal) -> None:
+        # Remember what came with the journal's rows, for example the first signals and a requested cancel.
         self.news = journal.news
         self._clock_began = journal.read_at - timedelta(seconds=asyncio.get_running_loop().time())
         self._signals = deque(journal.signals)
@@ -311,9 +318,9 @@ class Driver:
         """Reject the call, because its type cannot read its result. The rejection is recorded as an end (see
         `_receive_end`), because a replay by a release that can read the result must not go another way.
 
-        Raises the error in two cases. First, the attempt is not the last one, because during a deployment another
-        worker may have a release that can read the result. Second, the journal has already recorded the result, because
-        then the code has gone on with it.
+        Exception: raises `error` in two cases. First, this is not the last attempt: during a deployment another worker
+        may have a release that can read the result. Second, the journal has recorded the result already: the code has
+        gone on with the result once, so a rejection would contradict the journal.
         """
         if entry.state != "open" or not port.is_last_attempt():
             raise error
@@ -354,8 +361,8 @@ class Driver:
 
     async def _await_own_run(self, port: Port, call: RunCall[Any], child: UUID) -> None:
         """Replay the wait for the run that does the work of the call. The transaction that starts the run also writes
-        the row of the wait. If the journal lacks this row, the run has failed, and a client has retried this workflow.
-        So the workflow retries the run, too.
+        the row of the wait. If the journal lacks this row now, the run had failed, a client has retried this workflow,
+        and the retry has deleted the row. Then the workflow retries the run, too.
         """
         if self._replay.at((_branch_of_end(call), 1)) is None:
             if self._cancelling:
@@ -370,8 +377,8 @@ class Driver:
         self._check_wait(end)
 
     def _begin_own_run(self, port: Port, call: RunCall[Any], child: UUID, *, again: bool = False) -> None:
-        """Start the run that does the work of the call. `again`: retry the run instead, because the journal has it
-        already.
+        """Begin to start the run `child`, which does the work of the call. `again`: the journal has the start of this
+        run already, so retry the run instead.
         """
         record = Call(call.branch, call.number, "start", call.step, child=child)
         wait = Call(_branch_of_end(call), 1, "result", call.step, child=child)
@@ -423,12 +430,12 @@ class Driver:
         self._reject(call, error)
 
     def _date_failures(self) -> None:
-        """Move the time of the branches whose calls have failed, and record the failures with their instants as ends
-        (see `_receive_end`). Call this before any branch goes on.
+        """For each new failure, move the time of the call's branch (`Branch.now`) to the instant of the failure, and
+        record the failure with this instant as an end (see `_receive_end`). Call this before any branch goes on.
 
-        Exception: the journal has calls that were made after a failure, but no record of the failure. Then the code met
-        the failure under an earlier release, which did not move the time. The later calls may depend on the time, so it
-        does not move now.
+        Exception: the journal has calls that were made after the failure, but no record of the failure. Then the code
+        met the failure under an earlier release, which did not move the time. The later calls may depend on the time,
+        so it does not move now, and the record has no instant.
         """
         for branch, failure in self._failures:
             lineage = (self._branches[path] for path in with_ancestors(branch.path) if path in self._branches)
@@ -442,14 +449,17 @@ class Driver:
         """Whether the awaited step or run ended because this run is being cancelled. The call then gets no result.
         Instead, `_cancel` raises Cancelled where the call is awaited.
         """
-        if self._cancelled_at is None or entry.state != "open":  # not open: the recorded end counts
+        # If the state is not open, the journal has recorded how the call ended. This record decides.
+        if self._cancelled_at is None or entry.state != "open":
             return False
         if isinstance(call, RunCall):
             return entry.status in ("cancelled", "skipped")
         return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
-        """The result of the step or run. A large result is an output, which the port fetches."""
+        """The result of the succeeded step or run that the call awaits. A large result is not in the entry. It is an
+        output, which the port fetches.
+        """
         assert entry.child is not None
         if entry.value is not None and "output" in entry.value:
             encoded = await port.fetch(entry.child, entry.value["output"], is_run=isinstance(call, ResultCall))
@@ -526,8 +536,8 @@ class Driver:
         self._resolve(call, branch, at, value)
 
     def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime | None, value: Any) -> None:
-        """End the call with a result. `at` (also in `_reject`): when the result came, by the journal; None: the
-        branch's time stays.
+        """End the call with a result. `at`: when the result came; the branch's time moves forward to this instant;
+        None: the branch's time stays as it is. `_reject` does the same with an error.
         """
         branch.pass_time(at)
         call.resolve(value)
@@ -616,8 +626,8 @@ class Driver:
             raise _foreign_await(awaited)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
-        began the call before, only check that this branch may await the call, too.
+        """Begin the call that the branch awaits: take its result from the journal, or make the call. If an earlier
+        await has begun the call, only check that this branch may await the call, too.
         """
         if pending.owner is not None:
             _check_second_await(pending, pending.owner, branch)
@@ -723,8 +733,8 @@ class Driver:
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
-                # The run may have ended already. So wait for 0 seconds: the workflow is due again immediately after
-                # this row is committed, and the driver then reads the state of the run.
+                # The run may have ended already. So wait for 0 seconds. Then the workflow is due again immediately
+                # after this row is committed, and the driver reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
                 self._count_call()  # before the function has an effect
@@ -760,9 +770,9 @@ class Driver:
         return record.child if await port.start(call, record, wait, again=again) else None
 
     async def _finish_local_task(self, port: Port) -> None:
-        """Commit the steps and waits that other branches have begun. Then wait until at least one of the functions of
-        `ctx.call`, and of the starts of runs, has ended. Commit the functions' results, and then give the results to
-        the workflow.
+        """Wait until at least one asyncio task in `_local_tasks` has ended: a function of `ctx.call`, or the start of a
+        run. Commit the results of functions, and then give them to the workflow. Before the wait, commit the steps and
+        waits that other branches have begun, so that workers can do these steps meanwhile.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -815,7 +825,9 @@ class Driver:
             self._finish_as_cancelled(call)
         elif isinstance(call, RunCall):
             end = self._end_of(call, child)
-            self._wait(end, None)  # a duty wakes the workflow, even if the run ends before the workflow suspends
+            # A maintenance loop of the workers (children.py) makes the workflow due when the run has ended, even if the
+            # run ends before the workflow suspends.
+            self._wait(end, None)
             self._check_wait(end)
         else:
             call.resolve(call.make(child))
@@ -832,8 +844,8 @@ class Driver:
         self.calls.append(call)
 
     def _count_call(self) -> None:
-        """Count a new call. Before that, record the ends of steps and runs that the code has seen (see `_receive_end`).
-        Raises Permanent `workflow_too_long` if the workflow makes more calls than it may.
+        """Count a new call. First add the ends that the code has seen to `calls` (`_take_ends`), because the new call
+        may depend on them. Raises Permanent `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
         self._call_count += 1
@@ -844,7 +856,7 @@ class Driver:
             raise Permanent("workflow_too_long", sentence)
 
     def _take_ends(self) -> None:
-        """Record the ends of steps and runs that the code has seen (see `_receive_end`)."""
+        """Add the ends of steps and runs that the code has seen to the rows to commit (see `_receive_end`)."""
         self.calls += self._ends
         self._ends = []
 
@@ -911,8 +923,8 @@ def _failed(call: Journaled[Any], error: TaskFailed, at: datetime) -> Call:
 
 
 def _instant_of(value: dict[str, Any] | None) -> datetime | None:
-    """When the result came that a row of the journal has in `value`; None: an earlier release wrote the row, without
-    the time.
+    """The instant at which the result in `value`, a column of the journal, came. None: there is no result, or an
+    earlier release wrote the row, without the instant.
     """
     return None if value is None or "at" not in value else datetime.fromisoformat(value["at"])
 
@@ -1014,8 +1026,8 @@ def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) ->
     if owner.path.startswith(branch.path):
         pending.owner, pending.is_first = branch, False
         return
-    # The path of the owner's parent (if the call is the owner's first), or else of the owner itself. `branch.path` must
-    # begin with this path.
+    # If the call is the owner's first, `ancestor` is the path of the owner's parent, in two parts; otherwise it is the
+    # path of the owner. `branch.path` must begin with this path.
     ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
     if not branch.path.startswith("".join(ancestor)):
         raise wrong_await(

@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 
 class Directories:
-    """The directories of all attempts of one worker. An isolated attempt calls `make`. An inline attempt makes its
-    directory when the handler first asks for it, because most handlers never do.
+    """The directories of all attempts of one worker. The attempt of an isolated step always calls `make`. The attempt
+    of an inline step calls it only when the handler first asks for the directory, because most handlers never do.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,9 +44,9 @@ class Directories:
 
     def make_linked(self, lease: Lease, step: str, files: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
         """Make a directory for a speculative execution of `step`, a later step that the attempt with `lease` starts
-        before its own outcome is committed. `files` are in the directory of that attempt. This directory is removed
-        when the attempt ends, so the new directory gets hard links to the files. Returns the new directory and the
-        links. Raises OSError. Then the new directory is removed again.
+        before its own outcome is committed. `files`: its inputs, which are in the directory of the attempt. They are
+        linked into the new directory, because the attempt's directory is removed when the attempt ends. Returns the new
+        directory and the links. After an error, this method removes the new directory, and raises OSError.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}

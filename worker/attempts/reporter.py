@@ -19,11 +19,13 @@ DUTY = "progress"
 
 
 class Reporter:
-    """Attempts call `report`; a loop of the worker (runtime.periodic) calls `turn`."""
+    """Collects reports and writes them. Attempts call `report`, and a loop of the worker (runtime.periodic) calls
+    `turn` every EVERY_SECONDS.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._latest: dict[UUID, Progress] = {}  # by task
+        self._latest: dict[UUID, Progress] = {}  # task id -> its latest report, not written yet
         self._reported = asyncio.Event()
 
     def report(self, lease: Lease, percent: float, summary: str) -> None:
@@ -31,8 +33,9 @@ class Reporter:
         self._reported.set()
 
     async def turn(self) -> None:
-        """Wait for a report, then write the latest report of each task. A report that PostgreSQL refuses is dropped;
-        the others are written. If the whole write fails, all these reports are dropped, because newer reports follow.
+        """Wait for a report, then write the latest report of each task. A report that PostgreSQL refuses is dropped,
+        and the reports of the other tasks are written. If the whole write fails, for example during an outage, all
+        these reports are dropped. That is no loss, because newer reports follow.
         """
         await self._reported.wait()
         self._reported.clear()

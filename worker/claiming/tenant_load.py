@@ -19,7 +19,7 @@ OLDEST_SECONDS = 60.0
 
 
 class TenantLoad:
-    """The last count, and the time when the next count is due."""
+    """The last count of running steps, and the time when the next count is due."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._running: Mapping[str, int] = {}
@@ -30,7 +30,7 @@ class TenantLoad:
         return None if self._counting.due else self._running
 
     def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:
-        """Record a poll that ran from `started_at` until now. `running`: the poll's count; None: it did not count."""
+        """Record a poll that ran from `started_at` until now. `running`: its count; None: the poll did not count."""
         if running is not None:
             self._running = running
             self._counting.done(started_at)

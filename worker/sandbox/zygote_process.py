@@ -33,9 +33,9 @@ _PASSED_ON = (
 #: Defaults, which the worker's environment overrides. With them a child uses one core, and the zygote starts no threads
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb` asks for
-#: huge pages, because the kernel provides each page only when a new child first touches the page. With small pages this
-#: took a tenth of the time of a step of the media pipeline.
+#: Settings of malloc (GLIBC_TUNABLES). With the thresholds, glibc keeps large blocks that a step frees, for the step's
+#: next allocation. `hugetlb` asks for huge pages. The kernel provides a page only when a new child first touches it, so
+#: fewer and larger pages save time. With small pages this took a tenth of the time of a step of the media pipeline.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 #: MALLOC_ARENA_MAX: without it, malloc would have an arena for each thread, and each arena would reserve 64 MiB of the
 #: limited address space. ORT_DISABLE_TELEMETRY: without it, the ONNX runtime would start a thread for its telemetry.
@@ -48,7 +48,8 @@ _FIXED_VARIABLES = {
 }
 #: A zygote must load the handlers within this many seconds.
 _WARM_UP_SECONDS = 60
-#: The worker kills and replaces a zygote that does not answer for this long, for example because the machine thrashes.
+#: The worker kills and replaces a zygote that does not answer for this many seconds, for example on a machine that has
+#: too little memory and swaps all the time.
 _ANSWER_SECONDS = 60.0
 #: A zygote's first frame has at most this many bytes.
 _GREETING_BYTES = 256 * 1024
@@ -56,7 +57,8 @@ _GREETING_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines. `modules`: modules to
+    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines. `pipeline`: the
+    pipeline whose handlers the zygote loads. `work_dir`: the folder for the files of attempts. `modules`: modules to
     import before the registry is made.
     """
 
@@ -91,11 +93,11 @@ class Zygote:
         self._asking = asyncio.Lock()  # held from a request to its answer
         self._discarding: set[asyncio.Task[None]] = set()  # forks whose callers were cancelled (see `_discard`)
         self.pid = process.pid
-        self.isolation = greeting.isolation
+        self.isolation = greeting.isolation  # the mechanisms that confine the children, as text for people
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:
-        """Start a zygote, and wait until it has raised its fences (the kernel then keeps it from files and the network)
+        """Start a zygote, and wait until it has confined itself (the kernel then keeps it from files and the network)
         and loaded the handlers.
 
         Raises DeclarationError if the zygote refuses to start, dies, or takes too long.
@@ -144,6 +146,7 @@ class Zygote:
             raise
 
     async def _fork(self) -> ChildProcess:
+        # The zygote gets the child's ends of a socket (to talk with the worker) and of a pipe (for the child's output).
         worker_end, child_end = socket.socketpair()
         with contextlib.ExitStack() as undo, child_end:
             undo.enter_context(worker_end)

@@ -24,7 +24,7 @@ from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
 _BASIC = 60  # the number of AMQP's class `basic`, to which the methods below belong
 #: The ids of the methods. An id has the class in its upper two bytes, and the method's number in its lower two bytes.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
-_METHOD_ID = struct.Struct(">I")
+_METHOD_ID = struct.Struct(">I")  # the payload of a method frame begins with the method's id
 _TAG = struct.Struct(">QB")  # the delivery tag, and a byte whose first bit (`multiple`) means "all tags up to this tag"
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
@@ -96,7 +96,7 @@ class Confirms:
 
     def __init__(self, on_return: Callable[[str], None]) -> None:
         self._on_return = on_return
-        self._last_tag = 0
+        self._last_tag = 0  # the delivery tag of the message that was written last; the first message has tag 1
         #: The delivery tag of a message -> the message's window, and its index there. The tags ascend.
         self._waiting: dict[int, tuple[Window, int]] = {}
         self._arriving_return = _Return("")
@@ -116,7 +116,9 @@ class Confirms:
             window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Handle a confirm, a refusal, or a part of a returned message. Returns False for any other frame."""
+        """Handle a frame of the channel: a confirm, a refusal, or a part of a returned message. `kind`: METHOD, HEADER
+        or BODY. Returns False for any other frame.
+        """
         if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
@@ -152,7 +154,8 @@ class Confirms:
 
     def _take_return(self, queue: str, body: bytes) -> None:
         """Mark the message as returned. A return has no tag, so the queue and the body identify the message. After the
-        return RabbitMQ also confirms the message, and the mark lets `Window.settle` ignore this confirm.
+        return RabbitMQ also confirms the message. Because of the mark, `Window.settle` then does not record the message
+        as accepted.
         """
         self._on_return(queue)
         for window, index in self._waiting.values():

@@ -1,4 +1,4 @@
-"""Builds and drops indexes in revisions (migrations), while others write. A build that died is detected and repeated.
+"""Builds and drops indexes in revisions (migrations), while other sessions write. A build that died is repeated.
 
 A `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every
 write, but no query uses it. So the next try must drop the index first.
@@ -20,8 +20,8 @@ INDEXES_OPTION = "leasehold_indexes"
 def build_index(
     name: str, table: str, columns: Sequence[str | TextClause], *, where: str | None = None, unique: bool = False
 ) -> None:
-    """Build the index while others write to `table`. If a valid index of this name exists, it is kept. If an invalid
-    one exists, it is dropped first. So a revision that was interrupted can run again.
+    """Build the index while other sessions write to `table`. If a valid index of this name exists, keep it. If an
+    invalid index of this name exists, drop it first. So a revision that was interrupted can run again.
 
     The statements before this call in the revision are committed first, so they must be safe to repeat
     (`if_not_exists`).
@@ -45,8 +45,8 @@ def build_index(
 
 
 def drop_index(name: str) -> None:
-    """Drop the index, if it is there, while others read and write its table. The statements before this call are
-    committed first, as for `build_index`.
+    """Drop the index, if it exists, while other sessions read and write its table. As in `build_index`, the statements
+    before this call are committed first.
     """
     with op.get_context().autocommit_block():
         # No time limit: the drop waits for the transactions that run now, but nobody waits behind the drop.

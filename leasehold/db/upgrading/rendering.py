@@ -21,13 +21,15 @@ from leasehold.db.upgrading.index_builds import INDEXES_OPTION
 
 #: After these words, a revision's docstring says what the revision means for older code that still runs.
 _MAY_RUN = "May run before the new code:"
+#: The statements with which alembic's output begins and ends a transaction.
 _BEGIN, _COMMIT = "BEGIN", "COMMIT"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A revision. `transactions`: its statements, grouped by transaction. A statement that runs outside a transaction
-    is a group of its own. `beside_old_code`: what the revision's docstring says about older code that still runs.
+    """A revision and its statements. `transactions`: the statements, grouped by transaction. A statement that runs
+    outside a transaction is a group of its own. `beside_old_code`: what the revision means for older code that still
+    runs, from the revision's docstring.
     """
 
     revision: str
@@ -76,10 +78,10 @@ def passed_revision(current: str, target: str) -> str | None:
 def render(
     current: str | None, target: str = "head", *, versions: Path | None = None, indexes: Mapping[str, bool]
 ) -> Iterator[Rendered]:
-    """The revisions after `current` (None: all) up to `target`, in their order.
+    """The revisions after `current` (None: all revisions) up to `target`, in their order.
 
-    `indexes`: the indexes of the database, and whether each is valid. Raises alembic's CommandError for an unknown
-    revision.
+    `versions`: as for `config_of`. `indexes`: the name of each index of the database -> whether the index is valid.
+    Raises alembic's CommandError for an unknown revision.
     """
     scripts = ScriptDirectory.from_config(config_of(versions))
     pending = scripts.iterate_revisions(target, current or "base")

@@ -1,6 +1,6 @@
-"""The tables of conversions. `conversion` has one row for each job. `expired_conversion` remembers deleted conversions.
-`promoted_object` records which tenant owns which key at the target. The target is the bucket or HTTP file service to
-which a promote request copies artifacts.
+"""The tables of conversions. `conversion` has a row for each conversion, which is a job. `expired_conversion` has a row
+for each deleted conversion. `promoted_object` records which tenant owns which key at the target. The target is the
+bucket or HTTP file service to which a promote request copies artifacts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ conversion = Table(
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count, ref_images_bytes}
     Column("client_id", Text),  # the client that created the conversion; NULL in rows older than this column
-    Column("promoting_until", TIMESTAMP(timezone=True)),  # until then a promote request holds the conversion
+    Column("promoting_until", TIMESTAMP(timezone=True)),  # until then no second promote request may begin
     Column("promoted", JSONB),  # the keys at the target, once all artifacts are copied
     # For lists that show the newest first: the list of a tenant, and the list of one user of a tenant.
     Index("conversion_newest", "tenant_id", text("job_id DESC")),
@@ -45,7 +45,7 @@ promoted_object = Table(
     Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a request has finished
     Column("turn", Uuid),  # the id of the promote request that is writing the key
     Column("for_job", Uuid),  # the job that this request promotes
-    # After this time the promote request counts as dead, and a worker undoes what it did at the key.
+    # After this time the promote request counts as dead, and a worker undoes what the request did at the key.
     Column("until", TIMESTAMP(timezone=True)),
     # What the request may have done at the key: created, unsure or replaced (see `Change` in promotion/ownership.py).
     Column("reached", Text),

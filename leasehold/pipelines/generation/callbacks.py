@@ -11,7 +11,9 @@ from uuid import UUID
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
+#: All callback addresses begin with this path.
 PATH = "/v1/generations/callbacks"
+#: The purpose of the signature, which is valid for no other purpose.
 _PURPOSE = "generation callback"
 
 

@@ -1,6 +1,8 @@
-"""Cancels and retries of generations (orders of images or videos at an outside provider). They follow the common rules
-for jobs. In addition, a cancel withdraws the order at the provider. A retry gives the job a new deadline, and ends a
-withdrawal that has not reached the provider yet.
+"""Adds to the actions on jobs (cancel, retry, adopt an order) what generations need. A generation is an order of images
+or videos at an outside provider.
+
+A cancel also submits a withdrawal, which is a job that cancels the order at the provider. A retry also gives the
+generation a new deadline, and cancels its withdrawal, if the withdrawal has not reached the provider yet.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def operations() -> KindOperations:
     )
 
 
-#: The names of the parameters that people see as the order.
+#: The parameters of a generation that are shown to people as its order.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
@@ -93,9 +95,9 @@ def is_of_installation(params: Mapping[str, Any]) -> bool:
 
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
-    """Write a withdrawal: a job that cancels the order at the provider. Call this in the transaction that cancels the
-    generation, or that locks its job. This function writes nothing if the job is itself a withdrawal, or if it has an
-    unfinished withdrawal.
+    """Write a withdrawal of the order of the job `job_id`. Call this in the transaction that cancels the job, or that
+    locks it. This function writes nothing in two cases: the job is not a generation but itself a withdrawal, or the
+    generation has an unfinished withdrawal already.
     """
     if not await connection.fetchval(
         "SELECT EXISTS (SELECT FROM generation WHERE job_id = $1 AND tenant_id = $2) AND NOT EXISTS ("
@@ -118,17 +120,18 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 async def withdraw_adopted(
     connection: Connection, settings: Settings, job_id: UUID, tenant_id: str
 ) -> Sequence[Announcement]:
-    """Withdraw the order that an ended generation adopts. Call this in the transaction of the adoption. If there is no
-    unfinished withdrawal, write one, as `withdraw` does. If there is one and no worker runs it, it will withdraw the
-    adopted order. The lock of its row keeps workers from running it until the adoption is committed.
-
-    Raises Conflict `order_being_withdrawn` if a worker may be running the withdrawal just now. Such a worker may have
-    read the generation before the adoption, and then the withdrawal would end without having withdrawn anything.
+    """Withdraw the order that an ended generation adopts. Call this in the transaction of the adoption. There are three
+    cases:
+    - The generation has no unfinished withdrawal. Then write one, as `withdraw` does.
+    - It has an unfinished withdrawal that no worker runs now. This withdrawal will cancel the adopted order. The lock
+      of its row keeps workers from running it until the adoption is committed.
+    - A worker may be running the withdrawal just now. It may have read the generation before the adoption, and would
+      then end without having cancelled anything. So raise Conflict `order_being_withdrawn`.
     """
     withdrawal_id = await _unfinished_withdrawal(connection, job_id, tenant_id)
     if withdrawal_id is None:
         return await withdraw(connection, settings, job_id, tenant_id)
-    # SKIP LOCKED for the same reason as in `keep_order`.
+    # SKIP LOCKED avoids the deadlock that `keep_order` explains. `leased`: how many steps of the job have a lease now.
     is_idle = await connection.fetchval(
         "SELECT leased = 0 FROM job WHERE id = $1 AND finished_at IS NULL FOR UPDATE SKIP LOCKED", withdrawal_id
     )
@@ -140,7 +143,7 @@ async def withdraw_adopted(
 async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll ends
     a generation at its deadline, and cancels the order. But these jobs expired because no worker polled at the
-    deadline. The relay publishes the hints of the withdrawals.
+    deadline. This function drops the hints that `withdraw` returns, because the relay publishes them.
     """
     for job_id, tenant_id in await orders_under_way(connection, job_ids):
         await withdraw(connection, settings, job_id, tenant_id)
@@ -150,7 +153,7 @@ async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
     """Complete the retry of a generation: let clients find its next result, give its job as much time as the settings
-    now define, and end its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
+    now define, and cancel its unfinished withdrawal. Returns the withdrawal, if there was one. Raises Conflict
     `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
@@ -159,10 +162,10 @@ async def after_retry(
 
 
 async def _renew_deadline(connection: Connection, job_id: UUID) -> None:
-    """Set the job's deadline from the order's new deadline (`retry_terms`), as at the job's submission. The replay only
-    gave the job as much time as it had before, which depends on earlier settings and on the polls that moved its
-    deadline. If the provider has made the files already, the retry only stores them, and the job gets at least
-    STORE_TIME.
+    """Set the job's deadline to BACKSTOP after the order's new deadline (`retry_terms`), as at its submission. The
+    common part of a retry (`jobs.replay`) has only given the job as much time as it had before. That time depends on
+    earlier settings, and on the polls that moved the deadline. If the provider has made the files already, the retry
+    only stores them, and the job gets at least STORE_TIME.
     """
     retried = await retried_order(connection, job_id)
     if retried is None:  # a withdrawal, the job that cancels an order
@@ -228,18 +231,19 @@ def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> Ret
 
 
 def seconds_of(settings: Settings, kind: Kind) -> int:
-    """The seconds that an order of that kind may take."""
+    """The most seconds that an order of this kind may take."""
     return settings.generation_image_seconds if kind == "image" else settings.generation_video_seconds
 
 
 def own_limits(
     settings: Settings, tenant_id: str, server: str | None, terms: ProviderTerms | None
 ) -> list[ConcurrencyLimit]:
-    """The concurrency limits of an order. `terms` None: the installation no longer has the provider.
+    """The concurrency limits of an order. `server`: the server that the client named, or None. `terms`: those of the
+    provider; None: the installation no longer has the provider.
 
     The limit of a provider holds for all tenants together. So does the limit of a server that a client names, because
     such a server is one machine. If the client names no server, the order counts under the name of the default server,
-    and each tenant has a limit of its own.
+    and each tenant has a limit of its own there.
     """
     limits = []
     if settings.generation_per_server:

@@ -9,7 +9,8 @@ from PIL import Image, ImageChops, ImageCms
 
 MAX_PROFILE_BYTES = 4 * 1024 * 1024  # large ICC profiles, for example for offset presses, have 2.7 MB
 
-# How a colour that sRGB does not have becomes a colour of sRGB.
+# _INTENT: how a colour that sRGB does not have becomes a colour of sRGB. _FLAGS: the darkest colour of the profile
+# becomes the darkest colour of sRGB.
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
 _FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
 _OUTPUT_MODE = "RGB"
@@ -29,10 +30,10 @@ class ToSrgb:
 
     def __init__(self, icc: bytes | None) -> None:
         self._profile, self._space = _parse_profile(icc)
-        self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}
+        self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}  # by the mode of the transform's input
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """The picture as RGB or RGBA in sRGB."""
+        """The picture as RGB or RGBA in sRGB. The profile does not concern the alpha channel, which stays as it is."""
         if image.mode not in {"LA", "RGBA"}:
             return self._convert(image)
         opaque = image.convert("L" if image.mode == "LA" else "RGB")

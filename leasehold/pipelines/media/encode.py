@@ -22,6 +22,7 @@ from PIL import Image
 from leasehold.domain.verdicts import File
 from leasehold.pipelines.media.animation import Animation
 
+#: Arguments of `Image.save`: the format, and the options of its encoder.
 Settings = dict[str, Any]
 
 # VP8X is the extended header of a WebP file. Every animation has it.

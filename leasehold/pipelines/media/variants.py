@@ -14,9 +14,9 @@ VariantName = Literal["thumb", "small", "large", "avif", "png"]
 class Variant:
     """One output of the `webp` step that a client may request.
 
-    `output`: its name under the picture's prefix. `max_side`: the variant fits into a square of this many pixels; None:
-    it has the size of `final.webp`. A WebP variant of an animation is also an animation; any other variant shows only
-    its first frame.
+    `output`: the name of its file under the picture's prefix. `max_side`: the longer side of the variant has at most
+    this many pixels; None: the variant is as large as the final picture. Of an animation, a WebP variant has all
+    frames, and any other variant only the first frame.
     """
 
     name: VariantName

@@ -20,8 +20,8 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 class Delivery(BaseModel):
     """The parameters of a delivery. The delivery goes to the webhook `webhook_id`, or to `url`, which is the callback
-    URL of one job. `event`: the JSON to send. `message`: the id of the message. A redelivery has the id of the first
-    delivery, because the receiver must get the same message id again. In the first delivery, `message` is None.
+    URL of one job. `event`: the JSON to send. `message`: None in the first delivery of a message. A redelivery has the
+    id of the first delivery's job here, because the receiver must get the same message id again.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,6 +38,7 @@ class Delivery(BaseModel):
         return self
 
 
+#: A job of this pipeline delivers one message.
 webhooks = Pipeline(
     "webhook",
     module="leasehold.pipelines.webhooks.steps",
@@ -57,6 +58,7 @@ webhooks = Pipeline(
     slots="webhook_slots",  # the setting with the number of worker slots that are for deliveries alone
 )
 
+#: Deliveries as a kind of job in /v1/jobs.
 WEBHOOK = Kind(
     "webhook",
     pipelines=(webhooks,),

@@ -17,8 +17,9 @@ from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_
 #: the reserved place would be too large a part of all places.
 _RESERVES_FROM = 4
 
-# How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. The tenant_id of such a limit
-# is EVERYBODY ($1). At a limit with a rate, the rows of finished jobs stay for a minute, and take no place.
+# How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. $1: the tenant_id of such a
+# limit, EVERYBODY. $2: the keys of the limits. At a limit with a rate (`per_minute`), the rows of finished jobs stay
+# for a minute after the admission, so the statement leaves them out.
 _OWNERS = """
 -- gates_owners
 SELECT g.key, g.owner, count(*) AS n FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
@@ -27,8 +28,9 @@ WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
 GROUP BY g.key, g.owner
 """
 
-# Locks the limits in the order of the bytes of their names, as Python sorts names: see `_FOLLOWED` in queueing.py.
-# FOR NO KEY UPDATE does not wait for submissions, which only keep the rows from being deleted (`_KEEP_LIMITS`).
+# Locks the limits in the order of the bytes of their names (COLLATE "C"), as all transactions do (queueing.py), so that
+# they cannot deadlock. FOR NO KEY UPDATE does not wait for submissions, whose lock only keeps the rows from being
+# deleted (`_KEEP_LIMITS` in queueing.py).
 _LOCK = """
 -- gates_lock
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
@@ -37,6 +39,7 @@ JOIN gate g ON g.tenant_id = limits.tenant_id AND g.key = limits.key
 ORDER BY g.tenant_id COLLATE "C", g.key COLLATE "C"
 FOR NO KEY UPDATE OF g
 """
+# Does the same, but passes over limits that another transaction has locked.
 _LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip() + " SKIP LOCKED\n"
 
 # SQL: the row `g` of gate_job, whose limit is `gate`, may be deleted. This text is appended to a condition that has
@@ -45,7 +48,7 @@ _LOCK_OR_SKIP = _LOCK.replace("-- gates_lock", "-- gates_lock_or_skip").rstrip()
 _FORGETTABLE = f"""
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """
-# $1 jobs that may have ended.
+# Deletes the rows of the finished jobs among the jobs $1.
 _FORGET_JOBS = f"""
 -- gates_forget_left
 DELETE FROM gate_job g
@@ -53,7 +56,7 @@ USING unnest($1::uuid[]) AS ended(job_id), job j, gate
 WHERE g.job_id = ended.job_id AND j.id = ended.job_id AND j.finished_at IS NOT NULL
   AND gate.tenant_id = g.tenant_id AND gate.key = g.key{_FORGETTABLE}"""
 
-# $1 and $2 limits. The statement deletes the rows of all their finished jobs.
+# Deletes the rows of all finished jobs at some limits. $1 and $2: the tenants and the keys of these limits.
 _FORGET_FINISHED = f"""
 -- gates_forget
 DELETE FROM gate_job g
@@ -98,8 +101,8 @@ class Room:
     entries: int | None
     reserved: int = 0
     admitted: Counter[str] | None = None
-    #: Whether `admits` has refused a tenant because the tenant has its share of the places. The tenant with the fewest
-    #: admitted jobs comes first, so `admits` would refuse all tenants after it, too.
+    #: Whether `admits` has refused a tenant because the tenant has too many of the places already. The caller asks for
+    #: the tenant with the fewest admitted jobs first, so `admits` would refuse all later tenants, too.
     refused_share: bool = False
 
     @property
@@ -112,8 +115,8 @@ class Room:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
-        # A tenant with admitted jobs gets another place if more places than the reserved are free, and if it has
-        # fewer admitted jobs than GREED times the free places.
+        # A tenant that has admitted jobs gets another place on two conditions: more places are free than are reserved,
+        # and the tenant has fewer admitted jobs than GREED times the free places.
         if self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places:
             return True
         self.refused_share = True
@@ -134,9 +137,10 @@ async def rooms_of(
     *,
     skip_locked: bool = False,
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits, delete the rows of finished jobs, and count the room of each limit. `ended`: the jobs whose rows
-    may be deleted; None: those of all finished jobs. A limit without a row has room for any number of jobs.
-    `skip_locked`: do not wait for a limit that another transaction has locked; such a limit has no room.
+    """Lock the limits, delete rows of finished jobs, and count the room of each limit. `ended`: delete only the rows of
+    these jobs, if they have finished; None: delete the rows of all finished jobs. A limit without a row has room for
+    any number of jobs. `skip_locked`: do not wait for a limit that another transaction has locked. Such a limit then
+    counts as full.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK_OR_SKIP if skip_locked else _LOCK, *columns)

@@ -1,7 +1,7 @@
 """Settles steps that failed or were stopped, and of which nobody knows whether they ordered something. Only a person
 can find out. `write` writes the person's decision. If the person has found the order, the step also gets a value. In a
-failed job, `resolve` makes the step succeeded with this value. In a job that does not run again, `record` only writes
-the value.
+failed job, `resolve` sets the step to succeeded and writes this value. In a job that does not run again, `record` only
+writes the value.
 
 The person's decision is a row of the table `settlement`, which has at most one row for each epoch of a step. So if two
 people settle the same step, the first decision counts, and the second person sees it. A step that runs again and fails
@@ -26,11 +26,11 @@ from leasehold.domain.states import JobState
 #: id is this step's order; again: place the order again; give_up: leave the job as it has ended.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
-# Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
-# change nothing. `waiting_on` counts the steps for which a task waits. The statement REPLAY (replays.py) runs later in
-# the same transaction, and makes the next steps runnable. `c`: a step that needs the resolved step; `d`: the resolved
-# step. `event_seq` is the number of the job's last event. It rises by one: `changed_job` stores the new number, and the
-# INSERT computes the same number for the event.
+# Sets the failed step $3 to succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's
+# lease change nothing. `waiting_on` counts the steps for which a task waits. The statement REPLAY (replays.py) runs
+# later in the same transaction, and makes the next steps runnable. `c`: a step that needs the resolved step; `d`: the
+# resolved step. `event_seq` is the number of the job's last event. It rises by one: `changed_job` stores the new
+# number, and the INSERT computes the same number for the event.
 RESOLVE = """
 -- resolve
 WITH locked_job AS MATERIALIZED (
@@ -75,6 +75,7 @@ _RECORD = """
 INSERT INTO result (task_id, value) VALUES ($1, $2) ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 """
 
+# Writes a decision. If the step has a decision for this epoch already, the statement writes and returns nothing.
 _SETTLE = """
 -- settlement_write
 INSERT INTO settlement (task_id, epoch, job_id, tenant_id, action, system, ref, actor)
@@ -120,7 +121,7 @@ async def lock(connection: Connection, job_id: UUID, tenant_id: str, step: str, 
 
 
 async def find(connection: Connection, job_id: UUID, tenant_id: str, step: str, intent: str) -> Unresolved | None:
-    """As `lock`, but without a lock, so the job may change at any moment."""
+    """Returns the same as `lock`, but locks nothing, so the job may change at any moment."""
     return _unresolved(await connection.fetchrow(_FIND, job_id, tenant_id, step, intent))
 
 
@@ -139,8 +140,8 @@ async def write(
     system: str | None = None,
     ref: str | None = None,
 ) -> bool:
-    """Write the settlement (the person's decision). Returns False, and writes nothing, if somebody else has already
-    settled this failure. `ref`: the id that the adopted order has at `system`, the provider.
+    """Write the settlement (the person's decision). `actor`: the person. `system`: the provider. `ref`: the id of the
+    adopted order at this provider. Returns False, and writes nothing, if somebody has already settled this failure.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """
@@ -175,16 +176,16 @@ async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
 async def resolve(
     connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
 ) -> bool:
-    """Make one failed step of a failed job succeeded. Call this only if another step of the job needs this step,
-    because otherwise no step would be left to run. Afterwards call `replay` in the same transaction, so that the job
-    goes on with the next steps. Returns False if the job or the step has not failed.
+    """Set one failed step of a failed job to succeeded, with a value. `by`: the person. Call this only if another step
+    of the job needs this step, because otherwise no step would be left to run. Afterwards call `replay` in the same
+    transaction, so that the job goes on with the next steps. Returns False if the job or the step has not failed.
     """
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 
 
 async def record(connection: Connection, unresolved: Unresolved, value: Mapping[str, Any]) -> None:
     """Write the value of a step whose job does not run again. The states of the step and of the job do not change.
-    `write` writes the decision.
+    (`write` writes the person's decision.)
     """
     await connection.execute(_RECORD, unresolved.task_id, value)
 

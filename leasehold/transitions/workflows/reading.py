@@ -1,4 +1,5 @@
 """Reads journals. `read_each` reads, from many journals, the parts that a worker needs. `read` reads a whole journal.
+`read_signal` reads one further signal.
 
 A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
 signal, a step, a run. The place of a row is its branch (one of the coroutines that run at the same time) and its number
@@ -20,10 +21,11 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
-# Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
-# other row. The columns have the order of `Entry`. The CASE around `greatest` is needed because `greatest` ignores
-# NULL. Without the CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run
-# (`result`) never ends by itself, because its `due_at` is the end of the run. `contained`: a workflow started the task.
+# SQL: the rows `e` of the journal of the task `t`, as a JSON array. Each element has the fields of `Entry`, in their
+# order. Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with
+# every other row. The CASE around `greatest` is needed because `greatest` ignores NULL. Without the CASE, a wait that
+# does not end by itself would get 0 seconds, as if it were over. A wait for a run (`result`) never ends by itself,
+# because its `due_at` is the end of the run. `contained`: a workflow started the task.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -98,11 +100,13 @@ SHORT = 16
 #: `read` makes the pages smaller. PostgreSQL's limit for such a value is 256 MB in its binary form, in which a number
 #: takes 12 bytes.
 _PAGE = 200
+# $1 to $3: as for READ.
 READ_SHORT = _read(
     "read_short_journal",
     f"(SELECT * FROM journal x WHERE x.job_id = t.job_id ORDER BY x.branch, x.number LIMIT {SHORT + 1}) AS e",
 )
-# $4: for each lease, the places of the calls that the workflow still waits for, {"of": [[branch, number]]}.
+# $1 to $3: as for READ. $4: for each lease, the places of the calls that the workflow still waits for, {"of": [[branch,
+# number]]}.
 READ_OPEN = _read(
     "read_open_calls",
     "jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place)"
@@ -158,13 +162,12 @@ class StoredSignal:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`news`: how many signals and ends of steps have come for the workflow. `suspend` checks whether more have come
-    since this read. `version`: the version of the workflow's code when the run was submitted. `read_at`: PostgreSQL's
-    time of the read. `cancelled_at`: when the cancel of the run was requested.
-    `is_of_other_step`: this workflow has called nothing yet, but another step of its run is a workflow and has made
-    calls. So the journal belongs to that other step.
-    `is_cut`: the journal has more rows than were read. `signals`: the oldest signals. `has_more_signals`: further
-    signals came after them.
+    """What a worker has read of a workflow's journal. `entries`: its rows. `news`: how many signals and ends of steps
+    have come for the workflow. `suspend` checks whether more have come since this read. `version`: the version of the
+    workflow's code when the run was submitted. `read_at`: PostgreSQL's time of the read. `cancelled_at`: when the
+    cancel of the run was requested. `is_of_other_step`: this workflow has called nothing yet, but another step of its
+    run is a workflow and has made calls. So the journal belongs to that other step. `is_cut`: the journal has more rows
+    than were read. `signals`: the oldest signals. `has_more_signals`: further signals came after them.
     """
 
     news: int
@@ -253,6 +256,7 @@ async def read_signal(connection: Connection, lease: Lease, name: str, after: in
 
 
 def _journal(row: Any, *, is_cut: bool = False) -> Journal:
+    # `row`: what READ, READ_SHORT or READ_OPEN returns for one lease
     return Journal(
         is_cut=is_cut,
         news=row["news"],

@@ -20,12 +20,12 @@ class Call:
     `kind`: run (starts a step of this run) | start (starts another run) | result (waits for a started run) | sleep |
     signal | call (a plain function) | patch (whether the workflow takes the old or the new way at a point where its
     code was changed). `ctx.run` of a task with a concurrency limit has two rows: a start and, at the place below it, a
-    result. `name`: the name of the task, signal, function or patch that the call is about.
-    `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
-    the cancel of its run.
-    `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.
-    `signal`: the id of the signal that the call consumes. A call of the kind `run` also has `step`, `queue`,
-    `max_attempts`, `handler`, `timeout_seconds`, `cancelable` and `argument`, for the row of its step (journal_sql.py).
+    result. `name`: the name of the task, signal, function or patch that the call is about. `state`: open | done |
+    failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw the cancel of its run.
+    `value`: the call's result or error, as JSON. `delay`: seconds from now until the wait ends by itself. `child`: the
+    task or run that the call starts or awaits. `signal`: the id of the signal that the call consumes. A call of the
+    kind `run` also has `step`, `queue`, `max_attempts`, `handler`, `timeout_seconds`, `cancelable` and `argument`, for
+    the row of its step (journal_sql.py).
     """
 
     branch: str
@@ -50,14 +50,15 @@ class Call:
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
+#: The fields of a Call.
 _FIELDS = tuple(Call.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The outcome of a Recording. `committed`: the calls are written. `cancelling`: the run is being cancelled. Nothing
-    is written if the lease is lost. Nothing is written either if the run is being cancelled and the workflow has not
-    seen the cancel yet.
+    """The outcome of a Recording (see below). `committed`: the calls are written. `cancelling`: the run is being
+    cancelled. The calls are not written in two cases: the lease is lost, or the run is being cancelled and the workflow
+    has not seen the cancel yet.
     """
 
     committed: bool

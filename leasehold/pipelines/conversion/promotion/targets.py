@@ -58,9 +58,9 @@ class Target(Protocol):
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        Returns whether an undo may call `remove`. It may if the target has certainly created the object, or if `remove`
-        recognises objects of other calls. It must not if the target may have replaced an object. If an object lies at
-        the key, this method changes nothing and raises Conflict `target_exists`.
+        Returns True if an undo may call `remove`, because the target has certainly created the object, or because
+        `remove` recognises and keeps the objects of other calls. Returns False if neither holds: the target may have
+        replaced an object. If the target reports that an object lies at the key, raises Conflict `target_exists`.
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -70,7 +70,7 @@ class Target(Protocol):
         """Copy the object at the key to the key `backup` of the installation's store."""
 
     async def restore(self, key: str, backup: str) -> None:
-        """Copy the backup back to the key."""
+        """Copy the object `backup` of the installation's store back to the key."""
 
     async def remove(self, key: str, call_id: str) -> None:
         """Remove the object at the key, if the call created it. A target that records no calls removes any object at
@@ -204,11 +204,11 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token, which comes from `tokens` (OAuth). Without `tokens`, it is
-    the fixed `token`; if that is empty, requests have no token. `PUT {base}/{key}` with `If-None-Match: *` creates an
-    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`: `existing` then
-    returns UNKNOWN. At a service without `GET` no object can be replaced, because `back_up` first downloads the old
-    object. A service at a private address is refused, unless a setting allows its network.
+    """An HTTP file service. Requests have a bearer token, which comes from `tokens` (OAuth) or, if `tokens` is None, is
+    the fixed `token`. If `token` is empty, too, requests have no token. `PUT {base}/{key}` with `If-None-Match: *`
+    creates an object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`:
+    `existing` then returns UNKNOWN. At a service without `GET` no object can be replaced, because `back_up` first
+    downloads the old object. A service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -306,6 +306,7 @@ class _FileService:
         request_headers: dict[str, str],
         content: Callable[[], AsyncIterable[bytes]] | None = None,
     ) -> Answer:
+        # `content`: makes the body, once for each try
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
             self._tokens.forget()  # the token may be revoked, so send the request again with a new token

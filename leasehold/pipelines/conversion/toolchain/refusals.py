@@ -1,7 +1,7 @@
 """Every reason for which a model or its reference images are refused: a stable code and a sentence for the owner.
 
 Nearly all are `Permanent`, because another attempt would fail in the same way. A reason that comes from a tool is cut
-short, because it may quote the file.
+to _MAX_CHARACTERS, because the tool may quote a large part of the file.
 """
 
 from __future__ import annotations

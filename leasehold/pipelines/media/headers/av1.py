@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from leasehold.pipelines.media.headers.bits import Bits
 from leasehold.pipelines.media.refusals import corrupt_image
 
-Size = tuple[int, int]
+Size = tuple[int, int]  # width and height
 
 MAX_UNITS = 100_000  # the most units (headers, tiles, metadata) of a file
 #: The most frames in a sample; a frame that is shown again counts each time. Four are enough for a picture of four
@@ -27,10 +27,10 @@ _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
 _CHOOSE = 2  # a value of `screen_content` and `integer_vectors`: each frame header has a flag of its own
 _REFERENCES, _SLOTS = 7, 8  # the frames that a frame refers to, and the slots in which a decoder keeps frames
 _ALL_SLOTS = 0xFF  # one bit for each slot
-_MAX_PROFILE = 2
-_FIRST_LEVEL_WITH_TIERS = 8
+_MAX_PROFILE = 2  # the greatest seq_profile of the standard
+_FIRST_LEVEL_WITH_TIERS = 8  # from this seq_level_idx on, an operating point has the field seq_tier
 _MAX_HEAD_BYTES = 512  # every field that is read is within these bytes, because 32 operating points take at most 356
-_MAX_LENGTH_BYTES = 8
+_MAX_LENGTH_BYTES = 8  # of a number that `_leb128` reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _leb128(data: bytes, position: int) -> tuple[int, int]:
-    """A number that has seven bits in each byte, and the position after the number."""
+    """The number at the position, which has seven bits in each byte, and the position after the number."""
     value = 0
     for index in range(_MAX_LENGTH_BYTES):
         byte = data[position + index]
@@ -240,8 +240,8 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
     begins with a key frame, no tile uses a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # If the frame is shown again, its header ends here. Then `frame` has made-up values, of which the code below reads
-    # only `is_shown_key`. It must be False.
+    # If an earlier frame is shown again, its header ends here. Then `frame` has made-up values. The code below reads
+    # only its `is_shown_key`, which must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")

@@ -14,15 +14,16 @@ from leasehold.pipelines.media.refusals import corrupt_image, too_many_scans, un
 MAX_SCANS = 64  # encoders write about ten; each scan costs a pass over all coefficients
 MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest size
 
-# A marker. Restart markers, stuffed zeroes and fill bytes do not match. The pattern begins with one 0xFF. If it allowed
-# several, the search would take quadratic time on a file full of 0xFF.
+# A marker: the byte 0xFF, and a byte that names the marker. Restart markers, stuffed zeroes and fill bytes do not
+# match. The pattern begins with one 0xFF. If it allowed several, the search would take quadratic time on a file full of
+# 0xFF.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01  # start and end of the image, start of a scan, temporary
 _FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # without the tables (DHT, DAC) and a reserved marker
 _SEQUENTIAL = {0xC0, 0xC1}  # baseline and extended
 _DECODABLE = _SEQUENTIAL | {0xC2}  # 0xC2: progressive
 _LENGTH_BYTES = 2  # a segment begins with its length, in two bytes; the length counts these two bytes, too
-_PRECISION_BITS = 8
+_PRECISION_BITS = 8  # the bits of a sample; the decoder supports no other number
 
 
 def read(data: bytes) -> Header:
