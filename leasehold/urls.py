@@ -65,7 +65,7 @@ class BrokerTls:
     def read_again(self) -> None:
         """Read the files again, because they may have been renewed. If they cannot be used (for example, because the
         certificate has been renewed, and its key has not), keep `context` and raise BadSetting. If the URL names no
-        file of authorities, this reads the system's authorities, which takes some 40 ms.
+        file of authorities, this reads the system's authorities, which takes about 40 ms.
         """
         self.context = _broker_tls(self._name, self._query)
 
@@ -241,7 +241,7 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mappi
 
 
 def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. `port_list`: one default port for all hosts, or one for each host."""
+    """(host, port) of each host. `port_list`: one default port for all hosts, or one for each host, with commas."""
     entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
     if entries and len(ports) not in (1, len(entries)):
         raise BadSetting(name, "port= has one port for all hosts, or one for each")

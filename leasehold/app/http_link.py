@@ -117,7 +117,8 @@ class HttpLink:
         error = None
         if run.ended and run.status != "succeeded":
             error = _error_of(run)
-        value = (run.result or {}).get(STEP)  # as results.py describes it
+        # {"value": the result as JSON}, or {"output": NAME} if the result is in the object store (see results.py).
+        value = (run.result or {}).get(STEP)
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
             large = await self._read_stored_result(run_id)
@@ -141,8 +142,10 @@ class HttpLink:
         await _with_platform_errors(self._client.signal(run_id, name, payload))
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
-        # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
+        """The chunks after number `after`. If there is none yet, this returns only after a moment, because the caller
+        then asks again. Raises NotFound.
+        """
+        # Read whether the run has ended before the chunks are read. If it has ended, no chunk can come after them.
         has_ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
@@ -172,7 +175,7 @@ class HttpLink:
 
 
 def _error_of(run: models.Run) -> tuple[str, str]:
-    """The code and the message with which the run ended, as DatabaseLink gives them."""
+    """The code and the message with which the run ended. DatabaseLink gives the same ones for such a run."""
     if run.status == "cancelled":
         return "cancelled", (run.cancel or {}).get("reason") or "the run was cancelled"
     return (run.status, f"the run is {run.status}") if run.error is None else (run.error.code, run.error.message)
@@ -197,8 +200,8 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
-    # With a key, send the delay itself. A repetition must be the same request, and a time computed from `now` would
-    # differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
+    # With an idempotency key, send the delay itself. A repetition must be the same request, and a time computed from
+    # `now` would differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
     delay = options.delay if options.key is not None else None
     return requests.submit(
         call.task.name,

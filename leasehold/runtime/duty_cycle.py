@@ -25,7 +25,7 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 class Pauses:
     """Decides when repeated work is due: the first time immediately, and later when the pause since `done` is over. The
     pause is computed from the shorter of the last two durations, because a single slow execution may have waited for a
-    lock or a processor. After the first execution the pause is `at_least`.
+    lock or a processor. After the first execution there is only one duration, and the pause is `at_least`.
     """
 
     def __init__(

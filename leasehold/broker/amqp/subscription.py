@@ -62,7 +62,7 @@ class Subscription:
         on_resumed: Callable[[Subscription], None],
     ) -> None:
         """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
-        ladder = Ladder()
+        ladder = Ladder()  # the growing waits between the attempts to consume
         while not self.stopped:
             reason: Exception | None = None
             try:
@@ -72,7 +72,8 @@ class Subscription:
                 check_not_cancelled()  # the AMQP client may have turned the task's cancel into another error
                 reason = error
             if not connection.is_opened:
-                return await until_closed(connection)  # the caller logs why it closed, and serves the next connection
+                # The caller logs why the connection closed, and calls `serve` with the next connection.
+                return await until_closed(connection)
             self._report(reason)
             await ladder.wait()
         return None
@@ -100,8 +101,8 @@ class Subscription:
         on_resumed: Callable[[Subscription], None],
         ladder: Ladder,
     ) -> None:
-        # Declare the queue, open a channel, and consume until the channel closes, RabbitMQ cancels the consumer, or
-        # ACKs cannot be sent. Then close the channel.
+        # Declare the queue, open a channel, and begin to consume. When the channel closes, RabbitMQ cancels the
+        # consumer, or ACKs cannot be sent, close the channel.
         await self._topology.declare(connection, self.name)
         async with answered_within(RPC_SECONDS):
             channel: AbstractChannel = await connection.channel(publisher_confirms=False)

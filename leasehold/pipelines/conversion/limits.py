@@ -1,5 +1,5 @@
-"""The limits of a model and its reference images. The API writes them into each job's parameters, so this module
-imports no heavy library.
+"""The limits of a model and its reference images. The API imports this module, because it writes the limits into each
+job's parameters. So this module imports no heavy library.
 """
 
 from __future__ import annotations

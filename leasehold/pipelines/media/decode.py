@@ -46,14 +46,15 @@ PLUGINS = (
 heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: Content type -> the peak memory of its decoder. These decoders report a lack of memory as damage of the picture. So
-#: `Picture` first allocates as much memory itself, and MemoryError is raised if there is too little.
+#: Content type -> the bytes that its decoder needs at most for each pixel of the picture. These decoders report a lack
+#: of memory as damage of the picture. So `Picture` first allocates as much memory itself, and raises MemoryError if
+#: there is too little.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
-_FOREVER = 0
+_FOREVER = 0  # the value of `Picture.plays` for an animation that never ends
 
-_DEFAULT_MS = 100  # the time of a frame that would be shown for less than SHORTEST_MS
+_DEFAULT_MS = 100  # a frame whose file gives no time, or less than SHORTEST_MS, is shown for this time
 
 
 def _decoding() -> AbstractContextManager[None]:
@@ -72,9 +73,9 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. The picture is refused if the decoder finds more frames or a larger
-        size than the header has. None: nothing is compared. The size is compared again when a later frame is read.
-        Raises Permanent: corrupt_image or too_many_pixels.
+        `header`: the size and the number of frames that the check of the file's header found; None: nothing is
+        compared. The picture is refused if the decoder finds a larger size or more frames. `frame` compares the size
+        again. Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():
             if header is not None:
@@ -136,7 +137,7 @@ class Picture:
     def shrink_on_load(self, size: Size) -> Box | None:
         """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
 
-        Returns the box that the picture then fills, or None if the decoder has not scaled it.
+        Returns the part of the scaled frame that the picture fills, or None if the decoder does not scale.
         """
         with _decoding():
             drafted = self._image.draft(None, size)
