@@ -1,4 +1,4 @@
-"""Logs the lines of a child process in its worker. So each line is in the worker's log and in the job's log."""
+"""Logs, in the worker, the lines of its child processes. So each line is in the worker's log and in the job's log."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         provider, credential = provider_context.access(params)
     except NoAccess as error:
         raise _final_error(note, error.code, error.message) from None
-    # A provider that honours the order's token does not sell the same order twice.
+    # A provider that honours the order's token does not sell the same order twice. With `resubmit`, the client accepts
+    # that the order may be sold twice.
     may_repeat = provider.honours_token or params.resubmit
     # `earlier`: the note to keep if this attempt turns out to order nothing. It has `asked_at` only if an earlier
     # attempt may have ordered. Otherwise it is empty, so that a later attempt may order.
@@ -232,6 +233,7 @@ async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Perma
     params, provider_context = _params_and_context(attempt)
     try:
         provider, credential = provider_context.access(params)
+        # 1.0: some number of seconds left, because a cancel does not use the order's time limit.
         await provider.cancel(note["ref"], order_of(params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
