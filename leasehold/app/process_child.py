@@ -84,6 +84,7 @@ def _submit_in_call(
 
 
 def _call_of_this_thread() -> int:
+    # NO_CALL: it is unknown for which call this thread works.
     return _calls_of_threads.get(current_thread(), NO_CALL)
 
 

@@ -1,7 +1,7 @@
 """The registry of pipelines. Every process builds a registry at start, from code and from installed packages.
 
-A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines. Then every step
-must have a handler, except external steps (those that external workers do over HTTP).
+A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines
+(`load_handlers`).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _import(module: str, source: str) -> ModuleType:
     """The module. Raises as `object_at`. The message of an error contains `source`."""
     try:
         return importlib.import_module(module)
-    except LeaseholdError:  # its message is already good enough for the user
+    except LeaseholdError:  # the user can understand its message
         raise
     except (Exception, SystemExit) as error:
         # Whether Python found no such module, or did not find a package that should contain the module.

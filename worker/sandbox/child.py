@@ -39,7 +39,7 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Live the life of a child process. It runs one step and exits. The function never returns into the zygote's code.
+    """Do all that a child process does: run one step, and exit. The function never returns into the zygote's code.
 
     `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the zygote's process id;
     when the zygote ends, the kernel kills the child. `channel`: the socket to the worker, for frames. `output`: the

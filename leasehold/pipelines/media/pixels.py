@@ -89,9 +89,10 @@ def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Imag
 
 def _shrink_with_vips(image: Image.Image, size: Size) -> Image.Image:
     width, height = image.size
+    # `shared`: the picture's own memory, which libvips can read without a copy; None: the layout needs a copy.
     mode, shared = image.mode, pixels_of(image)
     if shared is not None and mode == "RGB":
-        mode = "RGBX"  # with the padding byte, because libvips is faster with four bytes than with three
+        mode = "RGBX"  # Pillow's memory has a padding byte after each pixel
     data = image.tobytes() if shared is None else shared
     pixels = pyvips.Image.new_from_memory(data, width, height, Image.getmodebands(mode), "uchar")
     try:

@@ -18,10 +18,10 @@ _SEQUENCE_BOXES = {b"moov", b"moof"}
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
-    ends too early.
+    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`. Raises struct.error or IndexError if
+    the file ends too early.
     """
-    outer_boxes = top_boxes(data)
+    outer_boxes = top_boxes(data)  # the parts of the file: (kind, start, end) of each
     if any(kind in _SEQUENCE_BOXES for kind, _, _ in outer_boxes):
         raise unsupported_format("HEIC sequences are not accepted")
     items = read_items(data, outer_boxes)
@@ -46,8 +46,8 @@ def read(data: bytes) -> Header:
 
 
 def _check_chains(items: Items) -> None:
-    """Refuse chains of references of one kind. If item A refers to item B, then B must exist, and may not refer to a
-    further item. So the references form no circle.
+    """Refuse chains of references. If item A refers to item B, then B must exist, and may have no reference of the same
+    kind. So the references form no circle.
     """
     for kind in (b"auxl", b"thmb"):  # the references of auxiliary images and of thumbnails
         for item in items.all.values():
