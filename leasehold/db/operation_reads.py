@@ -26,8 +26,8 @@ SELECT {_COLUMNS} FROM job j
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
 """
 
-# $1 ids, $2 tenant (NULL: any tenant). A tenant finds only its operations on its own jobs. An operation that an operator
-# submits may act on the jobs of other tenants. `of_tenant`: the tenant on whose jobs the operation acts; null: all
+# $1 ids, $2 tenant (NULL: any tenant). A tenant finds only its operations on its own jobs. `of_tenant`: the tenant on
+# whose jobs the operation acts; null: all tenants. An operation that an operator submits may act on the jobs of other
 # tenants.
 EXISTING = f"""
 -- operation_existing
