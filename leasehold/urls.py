@@ -22,6 +22,7 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+# `..._PARAMETERS`: the parameters that a URL may have. `..._FILES`: those of them that name a file.
 _POSTGRES_PARAMETERS = frozenset({
     "host", "port", "dbname", "user", "password", "passfile", "options", "target_session_attrs",
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation",
@@ -130,7 +131,9 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
 
 
 def _with_checked_tls(name: str, query: dict[str, str]) -> dict[str, str]:
-    """The parameters, with `sslrootcert=system` replaced by the system's file. Raises BadSetting."""
+    """Check the parameters of TLS and their files. Returns all parameters, with the path of the system's file in place
+    of `sslrootcert=system`. Raises BadSetting.
+    """
     mode = query.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
         raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")

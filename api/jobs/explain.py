@@ -99,7 +99,9 @@ def explanation(
     ledger: Sequence[Row],
     serving: Serving = _UNKNOWN_SERVING,
 ) -> dict[str, Any]:
-    """Build the answer from rows that the caller has read."""
+    """Build the answer from rows that the caller has read, as `explain` reads them. `full_limits`: the concurrency
+    limits at which the job waits.
+    """
     return {
         "id": job["id"],
         "status": job["status"],

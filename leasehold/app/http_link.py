@@ -61,7 +61,7 @@ class ApiAccess:
 
 class HttpLink:
     """A `Link` over the API. The tenant of the API key owns the runs, and the rate limits and quotas of the API key
-    apply to them.
+    apply to them. `store`: an HTTP client that downloads large results from the object store.
 
     Each method raises Unavailable when the API does not answer in time, and a RequestError when the API refuses.
     """
@@ -76,6 +76,7 @@ class HttpLink:
         """Make a link, which connects at its first request. Raises ClientError for a malformed URL or key."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
+            # DIRECT: requests to this machine use no proxy.
             store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS, mounts=DIRECT))
             yield cls(client, store)
 

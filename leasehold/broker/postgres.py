@@ -1,9 +1,9 @@
 """The broker of an installation without RabbitMQ. Workers poll PostgreSQL at intervals, and a NOTIFY makes them poll
 immediately.
 
-NOTIFY takes a database-wide lock at commit, so no transaction with other work uses NOTIFY. A separate connection sends
-the names of queues that have new tasks, at a low rate. If a notification is lost, the workers still find all tasks by
-their polls, but later.
+Transactions with a NOTIFY commit one after another, because each takes a database-wide lock at its commit. So no
+transaction with other work uses NOTIFY. A separate connection sends the names of queues that have new tasks, at a low
+rate. If a notification is lost, the workers still find all tasks by their polls, but later.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ from leasehold.storage.s3 import PutRefused
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
-# Settings of this command's two connections. They replace the planner settings of the platform, which suit statements
-# that find few rows, because a move reads whole tables.
+# Settings of this command's two connections. The platform's own planner settings suit statements that find few rows. A
+# move reads whole tables, so these settings replace them.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -197,8 +197,9 @@ async def _open_cells(settings: Settings, other_settings: Settings, move: Move) 
     between these cells.
     """
     _check_cell_names(settings, other_settings, move)
-    # `direct()` gives the URL of PostgreSQL itself, and `refuse_shared_sessions` raises an error if even this URL leads
-    # to a pooler. The lock of the move belongs to a session, so no other client may share this session.
+    # The lock of the move belongs to a session of PostgreSQL, so no other client may share this session. `direct()`
+    # gives the URL of PostgreSQL itself. If this URL leads to a pooler that shares sessions, `refuse_shared_sessions`
+    # raises an error.
     settings, other_settings = (
         each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other_settings)
     )

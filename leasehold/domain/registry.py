@@ -195,7 +195,7 @@ def object_at(source: str) -> Any:
 
 
 def _import(module: str, source: str) -> ModuleType:
-    """The module. Raises as `object_at`. The message of an error contains `source`."""
+    """The module. Raises the errors of `object_at`. Their messages contain `source`."""
     try:
         return importlib.import_module(module)
     except LeaseholdError:  # the user can understand its message

@@ -1,5 +1,5 @@
-"""Metrics of jobs that ended. The process that ended a job counts it. This process is a worker. But it is an API
-process if a cancel ended the job, or if an external worker did the work.
+"""Metrics of jobs that ended. The process that ended a job counts it. This is a worker or, if a request to cancel ended
+the job or an external worker did the work, an API process.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from leasehold.domain.errors import DeclarationError, LeaseholdError
 
 #: Point -> the part of the platform that reaches the point, and what has and has not happened by then. A hint is a
 #: message that names a task. Each hint has a row in the outbox until the broker has confirmed the hint. The announcer
-#: publishes hints right after the commit that wrote them, and the relay publishes those that were left.
+#: publishes hints right after the commit that wrote them. The relay publishes the hints that the announcer left.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",
@@ -94,7 +94,7 @@ def _unknown(part: str) -> DeclarationError:
 
 
 def has_commit_points() -> bool:
-    """Whether a point after a commit is armed."""
+    """Whether a failpoint `commit.NAME` is armed."""
     return any(name.startswith(COMMIT) for name in _armed)
 
 

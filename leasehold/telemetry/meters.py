@@ -47,6 +47,7 @@ described: list[Described] = []
 
 
 def _describe(name: str, kind: str, labels: Sequence[str], meaning: str) -> str:
+    # Add the metric to `described`. Returns its full name.
     full_name = f"leasehold_{name}"
     described.append(Described(full_name, kind, tuple(labels), meaning))
     return full_name

@@ -184,7 +184,7 @@ def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
         _flush()
 
 
-# Only builds the argument of the handler, and runs nothing.
+# The argument of the handler. This function calls no code of the handler.
 def _work(pipeline: Pipeline, run: frames.Run) -> Work:
     try:
         params = params_of_json(pipeline.params, run.params)

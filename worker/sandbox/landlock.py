@@ -1,5 +1,5 @@
-"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts its own access to some
-files. If the kernel's Landlock can also deny TCP, the process gives up TCP, too.
+"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts which files it can use. If
+the kernel's Landlock can also deny TCP, the process gives up TCP, too.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the
@@ -15,7 +15,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+# Numbers that the kernel defines: three system calls (the same on every architecture), a flag, and a type of rule.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 

@@ -48,7 +48,7 @@ class Subscription:
         self._has_consumed = False
         self._last_reason: str | None = None  # why the last attempt failed; None: the last attempt succeeded
         self.queue = queue
-        self.name = topology.name_of(queue, band)
+        self.name = topology.name_of(queue, band)  # RabbitMQ's queue for this band of `queue`
 
     @property
     def consuming(self) -> bool:
@@ -61,7 +61,7 @@ class Subscription:
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
     ) -> None:
-        """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
+        """Consume until cancelled. `on_resumed`: called each time that consuming starts, except the first time."""
         ladder = Ladder()  # the growing waits between the attempts to consume
         while not self.stopped:
             reason: Exception | None = None

@@ -82,7 +82,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     except TryLater as error:
         tries = note.get("tries", 0) + 1
         later = earlier | {"tries": tries, "last_error": error.message}
-        await attempt.remember(later)  # in a job that is being cancelled, the snooze writes no note
+        await attempt.remember(later)  # because in a job that is being cancelled, the snooze below writes no note
         return Snooze(_retry_delay(params, error, tries, seconds_left), later)
     except (NoAccess, Rejected) as error:
         raise await _recorded_rejection(attempt, error, earlier) from None

@@ -96,7 +96,7 @@ class Picture:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
             return 1  # only the first picture is read; counting TIFF pages might never end, as they may form a circle
         if content_type == "image/gif" and header is not None:
-            return header.frames
+            return header.frames  # Pillow would read through the whole file to count them
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _check_size(self) -> None:

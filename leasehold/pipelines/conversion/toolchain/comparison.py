@@ -90,9 +90,9 @@ class _OutputComparison:
 
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Whether, in every item of the batch, the largest score is at the same place. An output of integers, such as the
-    index of a class, must be equal. If an item has only one score, its place says nothing. Such a score may differ from
-    the expected score by at most the part _ONE_SCORE of it.
+    """Whether, in every item of the batch, the largest score is at the same place. `first`: the reference's output. An
+    output of integers, such as the index of a class, must be equal. If an item has only one score, its place says
+    nothing. Such a score may differ from the reference's score by at most the part _ONE_SCORE of it.
     """
     if first.shape != second.shape:
         return False

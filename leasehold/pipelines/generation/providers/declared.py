@@ -136,7 +136,7 @@ def declarations(source: str) -> list[Declaration]:
 
 
 class Declared:
-    """The client of a declared provider."""
+    """The client of a declared provider. The Protocol `Provider` (provider.py) explains the methods."""
 
     def __init__(self, sender: RequestSender, declaration: Declaration) -> None:
         self._sender = sender

@@ -14,7 +14,7 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 #: The accepted kinds of items: stills, grids of stills, thumbnails, gain maps (HDR) and metadata.
 _ITEM_KINDS = {b"hvc1", b"grid", b"jpeg", b"tmap", b"Exif", b"mime", b"uri ", b"iptc"}
 _BLOCK = 64  # pixels along one side of the largest block of HEVC; a coded picture is filled up to whole blocks
-_SEQUENCE_BOXES = {b"moov", b"moof"}
+_SEQUENCE_BOXES = {b"moov", b"moof"}  # parts that only the file of a sequence has
 
 
 def read(data: bytes) -> Header:
