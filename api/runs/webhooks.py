@@ -153,7 +153,7 @@ async def create_webhook(
             await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         # `OneConnection` makes `once` use this connection. `_with_secret` needs the same connection.
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the client must get the secret of what is committed
+        deadline.current().lift()  # no time limit from here on: the client must get the secret of what is committed
         # The second call handles the few jobs that were submitted since the first call.
         await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         return await _with_secret(services, connection, caller, answer)
@@ -260,7 +260,7 @@ async def rotate_secret(
     request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the client must get the secret of what is committed
+        deadline.current().lift()  # no time limit from here on: the client must get the secret of what is committed
         return await _with_secret(services, connection, caller, answer)
 
 

@@ -45,7 +45,7 @@ T = TypeVar("T")  # the type of its result
 class Opened:
     """What an app opens once in each worker. All attempts of the app's tasks use the same object, `attempt.opened`.
     `state`: the value that the app's lifespan yielded. `processes`: the child processes of `process=True` tasks.
-    `batches`: the calls of `batch=` tasks that still collect items.
+    `batches`: the batches of `batch=` tasks, which collect the items of several attempts.
     """
 
     settings: Settings

@@ -201,7 +201,7 @@ def _import(module: str, source: str) -> ModuleType:
     except LeaseholdError:  # the user can understand its message
         raise
     except (Exception, SystemExit) as error:
-        # Whether Python found no such module, or did not find a package that should contain the module.
+        # True if Python did not find the module itself, or a package that should contain the module.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (code_broken := broken_code(source, error)) is not None:
             raise code_broken from error  # the module's own code raised the error

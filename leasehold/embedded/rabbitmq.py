@@ -30,6 +30,7 @@ ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio non
 # in a bare chroot.
 HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
+# The parts of rabbitmq.conf. `configure` writes values in place of the names in braces.
 PLAIN_LISTENER = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
 ENCRYPTED_LISTENER = """\
 listeners.tcp = none

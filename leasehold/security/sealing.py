@@ -1,7 +1,7 @@
 """Encrypts clients' secrets for the database, and signs URLs, with the installation's sealing keys.
 
-The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. The section "Secrets in
-files" of docs/operations/index.md says how to rotate them.
+The first key of the setting `sealing_keys` encrypts and signs. Every key decrypts and verifies. The section "Secrets in
+files" of docs/operations/index.md says how to rotate the keys.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class BlockingAttempt:
         self._has_ended = False
 
     def end(self) -> None:
-        """The attempt has ended: from now on every use of this object in the thread raises Cancelled."""
+        """Record that the attempt has ended. From now on, every use of this object in the thread raises Cancelled."""
         self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:

@@ -113,8 +113,8 @@ class Subscription:
         cancel_task = asyncio.create_task(cancel_event.wait())
         self._channel, self._acks = channel, acks
 
-        # The sieve of the wire gets each frame from the broker before the AMQP client. It passes this channel's
-        # deliveries to `receive`, and all other frames to the client.
+        # `wire.sieve` gets each frame from the broker before the AMQP client does. It passes this channel's deliveries
+        # to `receive`, and all other frames to the client.
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:

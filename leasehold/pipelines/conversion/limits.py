@@ -10,8 +10,8 @@ MIB = 1024 * 1024
 
 
 class ModelLimits(BaseModel):
-    """The steps check each limit as soon as they know the value that it bounds: the file's size first, the tensors'
-    shapes last.
+    """The steps check each limit as soon as they know the value that the limit bounds. They know the file's size first,
+    and the tensors' shapes last.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -280,9 +280,10 @@ async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
 
 
 def _retry_delay(params: GenerationParams, error: ProviderError, misses: int, seconds_left: float) -> timedelta:
-    """The pause before the next request. If the provider's answer has a Retry-After, the pause is as long, but at least
-    the poll interval. Otherwise the pause starts at the poll interval, and doubles with each further failure in a row
-    (`misses`). Both pauses have an upper bound, get jitter, and end at the deadline.
+    """The pause before the next request. If the provider's answer has a Retry-After, the pause lasts that long, but at
+    least the poll interval. Otherwise the pause is the poll interval, doubled with each further failure in a row.
+    `misses`: the number of these failures. Every pause has an upper bound, gets jitter, and ends at the deadline at the
+    latest.
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:

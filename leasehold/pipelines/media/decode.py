@@ -1,5 +1,5 @@
-"""Opens a picture and decodes its frames, for the media steps. Damage of the picture is raised as `corrupt_image`. A
-lack of memory and errors of the system are raised as they are.
+"""Opens a picture and decodes its frames, for the media steps. If the picture is damaged, `Picture` raises Permanent
+`corrupt_image`. MemoryError and errors of the operating system pass unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DEFAULT_MS = 100  # a frame whose file gives no time, or less than SHORTEST_MS,
 
 
 def _decoding() -> AbstractContextManager[None]:
-    """Turn a decoder's errors about the picture into Permanent. Use it around each call of a decoder."""
+    """A context manager for each call of a decoder. It turns the decoder's errors about the picture into Permanent."""
     return damage_is_permanent(
         damaged=lambda: corrupt_image("it cannot be decoded"),
         too_many_pixels=more_pixels_than_accepted,

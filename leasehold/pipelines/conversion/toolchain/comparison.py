@@ -54,8 +54,8 @@ class _OutputComparison:
     def __init__(self) -> None:
         self._top1_equal: list[bool] = []
         self._is_infinite = False
-        # Over all values: the sums of the squares of the reference and of the answer, of their products, and of the
-        # squared errors; and the largest error.
+        # Over all values: the sum of the squares of the reference (`_signal`), the sum of the squares of the answer,
+        # the sum of their products, the sum of the squared errors (`_noise`), and the largest error.
         self._signal = self._answer_power = self._product = self._noise = self._max_error = 0.0
 
     def add(self, expected: np.ndarray[Any, Any], answer: np.ndarray[Any, Any]) -> None:
