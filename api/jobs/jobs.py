@@ -57,7 +57,7 @@ async def get_job(
     wait: WaitSeconds = 0,
 ) -> Response:
     services = services_of(request)
-    access = await find(services, caller, job_id)
+    access = await find(services, caller, job_id)  # the job's row and kind, and the caller
     body = answer(access)
     etag = etag_of(services, access, body)
     # If the client may have this answer already, wait for a change.
@@ -93,6 +93,8 @@ def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
 async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
+    # `acting_caller.tenant_id` is the job's tenant. It may differ from the caller's, because operators may read jobs of
+    # all tenants.
     return json_response(await explain(services, access.acting_caller.tenant_id, access.row))
 
 

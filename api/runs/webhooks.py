@@ -397,7 +397,7 @@ async def _send(
             await record(
                 connection, caller, action, webhook_id, delivery=new_job.id, message=event_params.get("message")
             )
-        limit_headers.update(charge.fields)
+        limit_headers.update(charge.fields)  # the RateLimit headers
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": new_job.id}))
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, purpose)

@@ -29,6 +29,7 @@ from leasehold.domain.celery_ids import TAG, uuid_of
 from leasehold.domain.job_filter import quoted
 from leasehold.domain.sentences import full_stop
 
+# Here a `Call` is a call of a task, and a `requests.Call` is a request of the API's client.
 T = TypeVar("T")  # what a request of the client returns
 
 #: Seconds that a request to the object store may take.
@@ -89,8 +90,8 @@ class HttpLink:
         return (await _with_platform_errors(self._client.send(_batch_of(calls)))).ids
 
     async def find(self, celery_id: str) -> UUID | None:
-        """The run with this Celery id, or None. Raises Forbidden for a key without `jobs:read`, unless the Celery id is
-        the run's own id.
+        """The run with this Celery id, or None. The Celery id is the run's own id or, for a run with another id, a tag
+        of the run. Raises Forbidden if a tag must be searched, and the API key lacks the scope `jobs:read`.
         """
         if (own_id := uuid_of(celery_id)) is not None:
             try:
@@ -118,7 +119,8 @@ class HttpLink:
         error = None
         if run.ended and run.status != "succeeded":
             error = _error_of(run)
-        # {"value": the result as JSON}, or {"output": NAME} if the result is in the object store (see results.py).
+        # The value of the task's only step: {"value": the result as JSON}, or {"output": NAME} if the object store has
+        # the result (see results.py).
         value = (run.result or {}).get(STEP)
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:

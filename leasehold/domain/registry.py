@@ -1,4 +1,5 @@
-"""The registry of pipelines. Every process builds a registry at start, from code and from installed packages.
+"""The registry of pipelines, and of the schedules that apps declare. Every process builds a registry at its start, from
+code and from installed packages.
 
 A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines
 (`load_handlers`).

@@ -1,12 +1,13 @@
-"""Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
+"""Periodic: the loop of a duty, which is work that a process repeats for as long as it runs. For loops that are no
+Periodic, `record_unforeseen` counts and logs an error.
 
-A turn (one execution of the work) can fail in two ways. After both, the loop goes on, with growing pauses between the
-turns.
+A turn (one execution of the work) can fail in two ways. After both, the loop goes on.
 - Outage: PostgreSQL, the store or the broker does not answer. The process logs one outage for all its duties
-  (telemetry/outages.py).
-- Failure of the duty: any other error. It is counted, and is logged with its traceback once. An error that looks like
-  an outage also counts as such a failure, if it comes again and again while other parts of the process get answers. For
-  example, a statement that always takes too long raises such an error.
+  (telemetry/outages.py). The pause until the next turn is never longer than usual, because an outage may end soon.
+- Failure of the duty: any other error. It is counted, and is logged with its traceback once. The pauses grow with each
+  failure, up to LONGEST_PAUSE. An error that looks like an outage also counts as such a failure, if it comes again and
+  again while other parts of the process get answers. For example, a statement that always takes too long raises such an
+  error.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Compares the outputs of two models, and measures how fast a model runs. Both toolchains (our own, which uses
-open-source libraries, and that of the vendor Kneron) call this module for their reports.
+"""Compares the outputs of two models, describes the outputs of one model, and measures how fast a model runs. Both
+toolchains (the platform's own, which uses open-source libraries, and that of the vendor Kneron) call this module for
+their reports.
 """
 
 from __future__ import annotations
