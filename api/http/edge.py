@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 #: The request ids that the API accepts from clients: up to 128 printable ASCII characters without spaces.
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-#: The header `traceparent` of W3C Trace Context. Neither of its two ids may consist of zeros only.
+#: The header `traceparent` of W3C Trace Context. An id of zeros only is not valid.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 #: These headers are added to every answer that does not set them itself.
 _HEADERS = (

@@ -1,5 +1,5 @@
 """Answers requests to marked endpoints from a standby of PostgreSQL, while this standby serves. A standby serves while
-its lag is small and no read from it has failed lately. These answers may be some seconds old.
+its lag is small and no read from it has failed lately. Answers from a standby may be some seconds old.
 
 Lists, pages and counts are marked, because they are old anyway when a person reads them. Requests that write always
 read from the primary. Requests for one job by its id also read from the primary, because a client must see its own

@@ -91,7 +91,7 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The URL of the default virtual host, with the password. It is valid after `configure`."""
+        """The URL of the default virtual host, with the password. Use it after `configure`, which sets the password."""
         return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property

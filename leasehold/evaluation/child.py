@@ -78,7 +78,7 @@ def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: 
     name.
 
     A question names its schema by a digest (`name`), and has `payloads`. It contains the `schema` itself in two cases:
-    if the previous answer was `unknown`, and if it has `at_most`, the highest cost that the schema may have.
+    if the previous answer was `unknown`, or if the question has `at_most`, the highest cost that the schema may have.
 
     The members of the answer:
     - no member at all: the schema is valid, and all payloads fit

@@ -165,7 +165,7 @@ class Templates:
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
         """The template of an existing run. A template in code has only its current version, so for such a template this
-        method returns the current version, whatever version the run names. Raises what `find` raises.
+        method returns the current version, whatever version the run names. Raises the errors of `find`.
         """
         return self.declared_in_code(template_type) or await self.find(connection, tenant_id, template_type, version)
 
@@ -206,8 +206,8 @@ class Templates:
     async def params(
         self, tenant_id: str, template_version: TemplateVersion, payload: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The parameters of a run. Raises Invalid with the path of the value that does not fit, and what
-        Evaluator.check raises.
+        """The parameters of a run. Raises Invalid with the path of the value that does not fit, and the errors of
+        Evaluator.check.
 
         Hold no database connection during the call if you can. The call may take as long as the evaluator's limits
         allow.
@@ -240,8 +240,8 @@ class Templates:
 
     async def check(self, tenant_id: str, template: Template) -> None:
         """Check that the template may be written. Raises Conflict if its name is reserved, or is the name of a pipeline
-        in code. Raises Invalid for an unknown handler, a reserved queue, or two workflows. Also raises what
-        Evaluator.check_schema raises.
+        in code. Raises Invalid for an unknown handler, a reserved queue, or two workflows. Also raises the errors of
+        Evaluator.check_schema.
         """
         if template.type in self.pipelines or template.type in self._reserved:
             raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")

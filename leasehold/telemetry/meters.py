@@ -1,5 +1,5 @@
-"""Makes metrics, and serves them over HTTP (`expose`). Their names begin with `leasehold_`, the number of values of
-each label is bounded, and the setting `metrics` can switch all metrics off.
+"""Makes metrics, and serves them over HTTP (`expose`). The name of each metric begins with `leasehold_`, the number of
+values of each label is bounded, and the setting `metrics` can switch all metrics off.
 
 The values of a label are names (pipelines, steps, queues, codes) or a few fixed words, and never ids. Two kinds of
 names need a bound. `Bounded` bounds the number of names that handlers choose. Tenants choose the names of templates and

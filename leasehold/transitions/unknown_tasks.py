@@ -17,8 +17,8 @@ from leasehold.db.database import Connection, unindexed
 # $1 the worker, $2 the queues that it serves, $3 its handlers. The statement wakes at most $4 tasks. If a task needs
 # several handlers, the column `handler` names all of them, as in `a.b, c.d` (missing_code.py). Only a worker that has
 # all of them wakes the task. Each statement that writes a row of `unknown_task` holds the lock of its task, so this
-# statement locks the task first. It passes over a task that is locked; the next call finds that task. A worker that
-# drains (is about to end) wakes no task, because it could not claim the task.
+# statement locks the task first. The statement passes over a task that another transaction has locked, and the next
+# call finds that task. A worker that drains (is about to end) wakes no task, because it could not claim the task.
 # `unindexed` keeps PostgreSQL from reading a partial index for the condition, because the statement finds the task by
 # its id.
 WAKE_KNOWN = f"""

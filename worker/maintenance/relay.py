@@ -92,7 +92,7 @@ class Relay:
                 await outbox.put_off(connection, outbox_id, DUTY)
 
     async def _take(self, connection: Connection) -> tuple[list[Announcement], bool]:
-        """The hints of one turn, and whether no other hints are due."""
+        """The hints of one turn, and whether these are all hints that are due."""
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         batches = await outbox.split(connection, _MAX_SPLIT, seconds_back)
         announcements = await outbox.take(connection, _MAX_HINTS, seconds_back)

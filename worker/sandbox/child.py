@@ -171,7 +171,7 @@ class _WorkerLink:
 
 
 def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
-    """Run the handler. Returns the frame for what the handler returned or raised."""
+    """Run the handler. Returns the frame with the handler's result or error."""
     try:
         work = _work(pipeline, run)
         _use_directory(work.directory)

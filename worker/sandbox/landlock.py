@@ -33,8 +33,10 @@ _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE  # the rights that the
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1  # the rights of Landlock version 1
-_NET_TCP = 0b11  # no bind, and no connect
-_SCOPES = 0b11  # no connections to abstract sockets of processes outside the domain, and no signals to them
+# What a ruleset denies besides rights on files. `_NET_TCP`: bind and connect. `_SCOPES`: connections to abstract
+# sockets of processes outside the domain, and signals to these processes.
+_NET_TCP = 0b11
+_SCOPES = 0b11
 
 
 def version() -> int:
