@@ -120,7 +120,7 @@ class Edge:
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
-            tenant_requests.end(scope["state"])  # it no longer counts among the tenant's requests under way
+            tenant_requests.end(scope["state"])  # the request no longer counts among those of its tenant under way
             _record_request(scope, answer.status, perf_counter() - started_at, span, identity)
 
 

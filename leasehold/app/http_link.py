@@ -146,9 +146,9 @@ class HttpLink:
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """The chunks after number `after`. If there is none yet, this returns only after a moment, because the caller
-        then asks again. Raises NotFound.
+        then asks again immediately. Raises NotFound.
         """
-        # Read whether the run has ended before the chunks are read. If it has ended, no chunk can come after them.
+        # First read whether the run has ended, and then the chunks. If it has ended, no chunk can follow these chunks.
         has_ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(

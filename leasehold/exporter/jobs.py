@@ -1,5 +1,5 @@
-"""Metrics of jobs that ended. The process that ended a job counts it. This is a worker or, if a request to cancel ended
-the job or an external worker did the work, an API process.
+"""Metrics of jobs that ended. The process that ended a job counts it. Mostly this process is a worker. But an API
+process ends a job when a request to cancel takes effect immediately, or when an external worker did the work.
 """
 
 from __future__ import annotations

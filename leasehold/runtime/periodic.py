@@ -1,7 +1,7 @@
 """Periodic: the loop of a duty, which is work that a process repeats for as long as it runs. For loops that are no
 Periodic, `record_unforeseen` counts and logs an error.
 
-A turn (one execution of the work) can fail in two ways. After both, the loop goes on.
+A turn (one execution of the work) can fail in two ways. In both cases, the loop goes on.
 - Outage: PostgreSQL, the store or the broker does not answer. The process logs one outage for all its duties
   (telemetry/outages.py). The pause until the next turn is never longer than usual, because an outage may end soon.
 - Failure of the duty: any other error. It is counted, and is logged with its traceback once. The pauses grow with each

@@ -1,4 +1,4 @@
-"""`wake_known` makes tasks due that another worker has snoozed because it lacked their code.
+"""`wake_known` makes due the tasks that another worker has snoozed because that worker lacked their code.
 
 A worker that claims a task and lacks its code snoozes the task, and records it in `unknown_task`
 (settlements.snoozing). Each claim with its snooze adds two events to the job's history, so the snooze is long. A worker

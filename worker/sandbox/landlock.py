@@ -57,6 +57,7 @@ def _rights(abi: int) -> int:
     return rights
 
 
+# The two structs that the kernel reads: landlock_ruleset_attr, and landlock_path_beneath_attr.
 class _Attributes(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 

@@ -233,7 +233,7 @@ async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Perma
     params, provider_context = _params_and_context(attempt)
     try:
         provider, credential = provider_context.access(params)
-        # 1.0: some number of seconds left, because a cancel does not use the order's time limit.
+        # 1.0: the seconds left. Any number would do, because a cancel does not use the order's time limit.
         await provider.cancel(note["ref"], order_of(params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)

@@ -34,6 +34,7 @@ def read(data: bytes) -> Header:
         raise unsupported_format("HEIC whose picture is not an HEVC still image is not accepted")
     heif_checks.check_bytes_to_copy(items)
     _check_chains(items)
+    # The number of a still or a grid -> its width and height.
     sizes = {number: _still_size(item, data) for number, item in items.all.items() if item.kind == b"hvc1"}
     grids = {number: item for number, item in items.all.items() if item.kind == b"grid"}
     sizes |= {number: heif_checks.check_grid(item, data, sizes) for number, item in grids.items()}
