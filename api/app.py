@@ -135,7 +135,7 @@ def make_app(settings: Settings) -> FastAPI:
     routers = _routers(settings, kinds)
     for router in routers:
         refuse_open_bodies(app, router)
-        refuse_open_routes(app, _api_routes([router]), public)
+        refuse_open_routes(app, _api_routes([router]), public)  # every route that is not public demands a scope
         # `include_router` would make copies of the routes at the first request. The API would serve these copies, and
         # not the route objects that were checked here.
         app.router.routes.extend(router.routes)
@@ -163,9 +163,10 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
-    # The console's routes come last, because the last of them matches every path below the console's path. The routes
-    # of other kinds come before the console's routes, and could match the path of a page. A kind with such a route is
-    # refused. To find such a route, this function replaces each parameter in a page's path by an example, `x`.
+    # The console's routes come last, because the last of them matches every path below the console's path. So the
+    # routes of other kinds come before them, and such a route could match the path of a page of the console. A kind
+    # with such a route is refused. To find it, this function puts an example, `x`, in place of each parameter of a
+    # page's path.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:

@@ -22,6 +22,7 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+# `..._PARAMETERS`: the parameters that a URL may have. `..._FILES`: those of them that name a file.
 _POSTGRES_PARAMETERS = frozenset({
     "host", "port", "dbname", "user", "password", "passfile", "options", "target_session_attrs",
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation",
@@ -65,7 +66,7 @@ class BrokerTls:
     def read_again(self) -> None:
         """Read the files again, because they may have been renewed. If they cannot be used (for example, because the
         certificate has been renewed, and its key has not), keep `context` and raise BadSetting. If the URL names no
-        file of authorities, this reads the system's authorities, which takes some 40 ms.
+        file of authorities, this reads the system's authorities, which takes about 40 ms.
         """
         self.context = _broker_tls(self._name, self._query)
 
@@ -130,7 +131,9 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
 
 
 def _with_checked_tls(name: str, query: dict[str, str]) -> dict[str, str]:
-    """The parameters, with `sslrootcert=system` replaced by the system's file. Raises BadSetting."""
+    """Check the parameters of TLS and their files. Returns all parameters, with the path of the system's file in place
+    of `sslrootcert=system`. Raises BadSetting.
+    """
     mode = query.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
         raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
@@ -241,7 +244,7 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mappi
 
 
 def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. `port_list`: one default port for all hosts, or one for each host."""
+    """(host, port) of each host. `port_list`: one default port for all hosts, or one for each host, with commas."""
     entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
     if entries and len(ports) not in (1, len(entries)):
         raise BadSetting(name, "port= has one port for all hosts, or one for each")

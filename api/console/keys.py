@@ -29,13 +29,14 @@ from leasehold.security.roles import NAMES
 from leasehold.security.sealing import Sealing
 
 router = APIRouter()
+# The person who is signed in, by the scope that a page demands.
 Reader = Annotated[Caller, Depends(SignedIn(KEYS_WRITE, or_scope=OPERATE))]
 Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
-#: The console makes a key from a seed. The seed is a signature with this purpose. Signatures for other uses have other
-#: purposes, so none of them can be a seed.
+#: The console makes a key from a seed, which is a signature. Each signature of the platform is made for one purpose,
+#: and this text is the purpose of seeds. So no other signature can be a seed.
 _SEED_PURPOSE = "seed of an API key"
 #: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
@@ -120,7 +121,7 @@ async def _make_once(
     sends a form twice shows only the second answer.
     """
     press = press_of(request, form)  # equal for all presses of one form's button
-    if press is None:
+    if press is None:  # the form has no field `once`: make a random key
         return await make(None)
     services = services_of(request)
     seed = Sealing(services.settings).sign(_SEED_PURPOSE, press.encode()).encode()
@@ -128,8 +129,8 @@ async def _make_once(
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
         # Probably the first press has made the key. UniqueViolation: this press would make the same key again.
-        # Conflict: the tenant already has the most keys that it may have. NotFound: the first press has ended the old
-        # key, which this press should replace.
+        # Conflict: with this key, the tenant has as many keys as it may have. NotFound: the first press has ended the
+        # old key that this press should replace.
         cell = services.settings.cell  # the name of this installation, if there are several cells
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)

@@ -22,7 +22,7 @@ from leasehold.domain.errors import Invalid
 from leasehold.security.roles import NAMES
 
 router = APIRouter()
-Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
+Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]  # the person who is signed in, with this scope
 #: The number of people on the page. It is small, because each row has several forms.
 _SHOWN = 25
 #: The values that an admin may set: a role, or `provider`, with which the OpenID provider's groups decide the role

@@ -1,6 +1,5 @@
-"""The pages of templates: their versions, steps and schemas. A person enables, disables and deletes a version.
-
-In the addresses, `kind` is the name of the template.
+"""The console's pages of templates, with their versions, steps and schemas. On them a person enables, disables and
+deletes a version. In the addresses, `kind` is the name of the template.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.runs import templates as endpoints
 
 router = APIRouter()
+# The person who is signed in, by the scope that a page demands.
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(TEMPLATES_WRITE))]
 #: The number of templates on a page.
@@ -36,6 +36,7 @@ async def show_templates(request: Request, caller: Reader, cursor: VersionCursor
 @router.get("/templates/{kind}/{version}")
 async def show_template(request: Request, kind: str, version: endpoints.Version, caller: Reader) -> Response:
     template = content_of(await endpoints.get_template(request, kind, version, caller))
+    # `once` is for the form that deletes the version. With it, a second press of the button gets the first answer.
     return page(request, "template.html", template=template, once=new_form_token())
 
 

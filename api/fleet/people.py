@@ -33,7 +33,7 @@ from leasehold.limits import people
 from leasehold.security.roles import NAMES, ROLE_PREFIX, role_and_scopes
 
 router = APIRouter(tags=["people"], prefix="/v1/people", route_class=AuthenticatedFirst)
-Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]
+Admin = Annotated[Caller, Depends(Require(PEOPLE_WRITE))]  # a caller with the scope `people:write`
 MAX_LISTED = 200
 #: The scopes that cover all that a group can give (`Membership` in settings.py): the strongest role (a scope stands for
 #: the role), and the only scope that a group can give besides a role.

@@ -21,12 +21,14 @@ from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.rows import Row
 
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
-Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
+Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]  # a caller whose key has the scope `generation:read`
+#: The client's own id of a generation. (In the paths, parameters and answers of generations, `task` does not mean a
+#: task of the platform.)
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 Consume = Annotated[bool, Query(description="Consume a finished result: no later query finds the task.")]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 
-#: What all POST routes have in common, and what all GET routes have in common.
+#: The arguments that the decorators of all POST routes have in common, and below those of all GET routes.
 _POST_ROUTE = {
     "response_model": GenerationAnswer,
     "description": "An unknown task has status 0, an empty url and the `status_text` `unknown`. A result is "

@@ -1,7 +1,7 @@
 """The outermost middleware. It gives each request its ids (request id, trace), adds the security headers, writes the
 log line and the metrics, and answers errors that no exception handler of the application caught.
 
-A log line has only fields from a fixed list: no query string, no header, no body.
+A log line has only the fields of a fixed list, so it never contains a query string, a header or a body.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 #: The request ids that the API accepts from clients: up to 128 printable ASCII characters without spaces.
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-#: The header `traceparent` of W3C Trace Context. Neither of its two ids may consist of zeros only.
+#: The header `traceparent` of W3C Trace Context. An id of zeros only is not valid.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 #: These headers are added to every answer that does not set them itself.
 _HEADERS = (
@@ -76,7 +76,7 @@ def _identify(headers: Headers) -> Identity:
 
 
 def _client_span(headers: Headers) -> dict[str, str] | None:
-    """The client's own span, if the client names one."""
+    """The client's span, of which the request's span becomes a child. None: the client names no span."""
     traceparent = headers.get("traceparent", "")
     return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else None
 
@@ -120,7 +120,7 @@ class Edge:
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
-            tenant_requests.end(scope["state"])  # the request is no longer under way (see Require.admit)
+            tenant_requests.end(scope["state"])  # the request no longer counts among those of its tenant under way
             _record_request(scope, answer.status, perf_counter() - started_at, span, identity)
 
 

@@ -1,8 +1,9 @@
 """Answers requests to marked endpoints from a standby of PostgreSQL, while this standby serves. A standby serves while
-its lag is small and no read from it has failed lately. These answers may be some seconds old.
+its lag is small and no read from it has failed lately. Answers from a standby may be some seconds old.
 
-Lists, pages and counts are marked, because they are old anyway when a person reads them. A request that writes always
-reads from the primary. So does a request for one job by its id, because a client must see its own writes.
+Lists, pages and counts are marked, because they are old anyway when a person reads them. Requests that write always
+read from the primary. Requests for one job by its id also read from the primary, because a client must see its own
+writes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FRESH_COOKIE = "leasehold_fresh"
 
 #: The function of an endpoint, which the decorator returns unchanged.
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+#: FastAPI's function for a route: it makes the response to a request, by calling the endpoint.
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _marked_endpoints: set[Callable[..., Any]] = set()
 
@@ -105,9 +107,9 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
 
 
 def stay_fresh(request: Request, response: Response) -> Response:
-    """Set a cookie on the response to a form. Because of the cookie, the console reads the browser's next pages from
-    the primary. The cookie lasts for the largest lag with which the standby serves. After this time the standby has
-    what the form has written.
+    """Set a cookie on the response to a form, so that the console reads the browser's next pages from the primary. The
+    cookie lasts for the largest lag with which the standby serves. After this time the standby has the rows that the
+    form has written.
     """
     services = services_of(request)
     if services.replica_reads is not None:

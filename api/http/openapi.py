@@ -21,7 +21,7 @@ from leasehold.runtime.gather import has_failed
 
 PATH = "/openapi.json"
 router = APIRouter(include_in_schema=False)
-_REFERENCE = "#/components/schemas/ProblemAnswer"
+_REFERENCE = "#/components/schemas/ProblemAnswer"  # the schema of every problem, in the document
 
 #: The problems of every operation that needs an API key.
 _COMMON_CODES = {

@@ -43,8 +43,9 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest` has at most one place: a place whose handler no worker of its queue has. The value has those handlers of
-    the queue's workers whose names are the most similar to the name of the missing handler.
+    `places`: for each place, how many workers serve the queue, and how many of these have the handler. `nearest` has at
+    most one place: a place whose handler no worker of its queue has. Its value is a list of handlers that workers of
+    the queue have, and whose names are the most similar to the name of the missing handler.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
@@ -98,7 +99,9 @@ def explanation(
     ledger: Sequence[Row],
     serving: Serving = _UNKNOWN_SERVING,
 ) -> dict[str, Any]:
-    """Build the answer from rows that the caller has read."""
+    """Build the answer from rows that the caller has read, as `explain` reads them. `full_limits`: the concurrency
+    limits at which the job waits.
+    """
     return {
         "id": job["id"],
         "status": job["status"],
@@ -136,8 +139,9 @@ def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
 
 
 def _reason_of_limit(row: Row) -> dict[str, Any]:
-    """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
-    `lately`: the jobs admitted in the last minute.
+    """Why a concurrency limit does not admit the job. Columns of `row`: `at_most` and `per_minute` are the limit,
+    `inside` is the number of admitted jobs that are unfinished, `lately` the number of jobs admitted in the last
+    minute, and `ahead` the number of jobs that wait there before this job.
     """
     # If a limit counts the jobs of each value in the payload separately, its key ends with the digest of the value.
     # Leave out the digest, because a reader cannot use it.
@@ -159,8 +163,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of one step. Mostly there is one. There are two if the step waits until a time and no worker has its
-    handler, or if the step's lease has expired and something prevents the takeover.
+    """The reasons of one step. Usually there is one. There are two if the step waits until a time and no worker has its
+    handler, or if the step's lease has expired and no worker can take the step over.
     """
     if row["status"] == "running" and row["lapsed"]:
         return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)

@@ -31,10 +31,12 @@ from leasehold.domain.json_values import MAX_INTEGER
 from leasehold.domain.states import JOB_TERMINAL
 
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFirst)
+# The caller of a route, by the scope that the route demands of the caller's key.
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 Deleter = Annotated[Caller, Depends(Require(JOBS_DELETE))]
 
+#: The problems of every route here, for the documentation: status -> codes.
 MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
 _EVENT_STREAM = "text/event-stream"
 
@@ -55,7 +57,7 @@ async def get_job(
     wait: WaitSeconds = 0,
 ) -> Response:
     services = services_of(request)
-    access = await find(services, caller, job_id)
+    access = await find(services, caller, job_id)  # the job's row and kind, and the caller
     body = answer(access)
     etag = etag_of(services, access, body)
     # If the client may have this answer already, wait for a change.
@@ -74,8 +76,8 @@ async def get_job(
 
 def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
     """The weak ETag of the answer without its links (signed URLs of the outputs). If the answer has links, the ETag
-    also changes each time half the lifetime of a link has passed. So a client that gets a 304 has links that stay valid
-    for at least half their lifetime.
+    also changes each time half the lifetime of a link has passed. So a client that gets a 304 already has links that
+    stay valid for at least half their lifetime.
     """
     has_links = access.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if has_links else 0
@@ -91,6 +93,8 @@ def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
 async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
+    # `acting_caller.tenant_id` is the job's tenant. It may differ from the caller's, because operators may read jobs of
+    # all tenants.
     return json_response(await explain(services, access.acting_caller.tenant_id, access.row))
 
 

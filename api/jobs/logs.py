@@ -52,8 +52,8 @@ def _chunk_events(item: Item) -> bytes:
     return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))
 
 
-# Of the two functions from `log_reads`, the first reads a page, and the second reads the number of each job's last
-# item.
+# A Source has the name of the items in a page, a function that reads a page, a function that reads the number of each
+# job's last item, and a function that makes an event of an item.
 LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line_event)
 STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk_events)
 

@@ -29,9 +29,10 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
         # `queues` is empty, because the queues are not known yet.
         await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
-        template_version = await template_of(services.actions, connection, access.target)
+        template_version = await template_of(services.actions, connection, access.target)  # None: the job is no run
     if body.payload is not None:
         assert template_version is not None
+        # The check of the payload may take long, so it holds no database connection.
         params = await services.templates.params(caller.tenant_id, template_version, body.payload)
     async with (
         services.pool.acquire() as connection,
@@ -43,6 +44,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
             raise invalid_state(await state_now(connection, access))  # only a failed job can be revived
         has_other_payload = None if body.payload is None else True  # None is left out of the audit's row
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
+        # A retry may begin at any step, so only now are the queues of its tasks known.
         await services.admission.add_queues_of(connection, charge, access.id)
         status = await jobs.state_of(connection, access.id)
     await publish_run_effects(services, effects)

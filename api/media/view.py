@@ -1,4 +1,4 @@
-"""Builds the JSON answer for a picture from its row and its job. The media endpoints answer with it."""
+"""Builds the JSON answer of the media endpoints for a picture, from the picture's row and its job."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def step_word(task_status: str) -> StepStatus:
 
 
 def media_status(media: MediaView) -> MediaStatus:
+    # The picture's job decides. A picture has no job until its upload is complete and accepted.
     if media.job_status is not None:
         return status_word(media.job_status)
     if media.error is not None:

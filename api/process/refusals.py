@@ -23,9 +23,10 @@ from leasehold.runtime.periodic import Periodic
 #: Seconds between two writes to the audit.
 _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
-#: What refusals in one row of the audit have in common: the code, and the actor without the id of the request.
+#: The refusals that one row of the audit counts have the same code, and the same actor apart from the request's id.
 _Group: TypeAlias = tuple[str, Actor]
-#: The actor's name in rows that count refusals beyond a chain's bound on groups. There is one such row for each code.
+#: If a chain has too many groups, the further refusals count as those of an actor with this name, in a row for each
+#: code.
 _OTHERS = "others"
 
 
@@ -39,9 +40,10 @@ class _FirstRefusal:
 
 
 class Refusals:
-    """Counts refusals, and writes them. `at_most`: the most groups of one audit chain in one write. Refusals of the
-    chain's further groups are counted together, by code. Each chain has its own bound, so unknown callers and other
-    tenants cannot use up the rows of a tenant. A process that is killed loses the refusals of its last ten seconds.
+    """Counts refusals, and writes them. An audit chain is the rows of one tenant, or the rows of unknown callers.
+    `at_most`: the most groups of one chain in one write. The refusals of further groups of the chain are counted
+    together, by code. Each chain has its own bound, so unknown callers and other tenants cannot use up the rows of a
+    tenant. A process that is killed loses the refusals of its last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:

@@ -27,7 +27,7 @@ from leasehold.domain.template import encoded_payload
 from leasehold.transitions.workflows import signals
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=AuthenticatedFirst)
-Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]  # a caller whose key has the scope `runs:write`
 Name = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
 
@@ -69,8 +69,8 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    # Read the run, only to raise NotFound if the tenant has no such run. `run` is None if an answer is stored for the
-    # idempotency key.
+    # Read the run only to raise NotFound if the tenant has no such run. If an answer is stored for the idempotency key,
+    # the run is not read, and `run` is None.
     run = await unless_repeated(
         services.pool, caller.tenant_id, idempotency_key, lambda: find_listed_run(services, caller, run_id)
     )
@@ -81,7 +81,7 @@ async def signal_run(
     hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:
-        if run is None:
+        if run is None:  # the stored answer has expired since then, so nobody has checked that the run exists
             raise key_has_expired()
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))

@@ -43,6 +43,7 @@ from leasehold.transitions import jobs, webhooks
 from leasehold.transitions.jobs import NewJob
 
 router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=AuthenticatedFirst)
+#: A caller whose key has the scope `webhooks:write`.
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
 Event: TypeAlias = Literal[
     "run.succeeded", "run.failed", "run.cancelled", "run.expired",
@@ -52,6 +53,7 @@ Event: TypeAlias = Literal[
 #: A list of deliveries searches the newest deliveries of the tenant, at most this many.
 _MAX_SEARCHED = 10_000
 _SECRETS = 2  # the new secret and, until the next rotation, the previous secret
+#: Problems of several routes, for their documentation: status -> codes.
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
 
@@ -82,6 +84,7 @@ class Changes(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
+    # The webhook as clients see it. The row's secrets are left out.
     return {name: row[name] for name in ("id", "url", "events", "enabled", "disabled_because", "created_at")}
 
 
@@ -122,8 +125,8 @@ async def create_webhook(
         await _check_url(services, caller.tenant_id, body.url)
 
     async def work(connection: Connection) -> Answer:
-        # `once` calls `work` only if no answer is stored. If `is_repeat`, the stored answer has expired meanwhile, and
-        # nobody has checked the URL.
+        # `once` calls `work` only if no answer is stored for the idempotency key. If an answer was stored a moment ago
+        # (`is_repeat`), it has expired since then. In this case nobody has checked the URL.
         if is_repeat:
             raise key_has_expired()
         await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
@@ -142,15 +145,15 @@ async def create_webhook(
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     reported_jobs = services.job_kinds.reported_jobs
     async with services.pool.acquire() as connection:
-        # A job that is submitted after the commit reports its end to the webhook. `watch` makes older unfinished jobs
-        # report their ends, too. These jobs may be very many, or locked, so the call may take all of the request's
-        # time. So the first call handles them before the webhook's commit: if the time ends during this call, there is
-        # no webhook yet. After the commit there would be a webhook whose secret nobody knows.
+        # A job that is submitted after the webhook's commit reports its end to the webhook. `watch` makes the older
+        # unfinished jobs of the tenant report their ends, too. Such jobs may be very many, or locked, so `watch` may
+        # take all of the request's time. So the first call comes before the commit. If the time ends during this call,
+        # there is no webhook. If the time ended after the commit, there would be a webhook whose secret nobody knows.
         if not is_repeat:
             await webhooks.watch(connection, caller.tenant_id, reported_jobs)
-        # `OneConnection` makes `once` use this connection, which `_with_secret` uses, too.
+        # `OneConnection` makes `once` use this connection. `_with_secret` needs the same connection.
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the client must get the secret of what is committed
+        deadline.current().lift()  # no time limit from here on: the client must get the secret of what is committed
         # The second call handles the few jobs that were submitted since the first call.
         await webhooks.watch(connection, caller.tenant_id, reported_jobs)
         return await _with_secret(services, connection, caller, answer)
@@ -197,10 +200,10 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
 async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
     changed_fields = body.model_fields_set
     async with connection.transaction():
-        # A field that the client left out is NULL here, and keeps its value. If the client sends `enabled`, clear
-        # `disabled_because` (why the platform disabled the webhook). If the client disables the webhook, set
-        # `disabled_at`. A receiver's answer 410 to a delivery that began before this time must not disable the webhook
-        # after it is enabled again.
+        # $3 `enabled`, $4 `url`, $5 `events`: NULL if the client left out the field, which then keeps its value. If the
+        # client sends `enabled`, clear `disabled_because` (why the platform disabled the webhook). If the client
+        # disables the webhook, set `disabled_at`, for the following case. The client enables the webhook again, and a
+        # delivery that began before `disabled_at` then gets the answer 410. This answer must not disable the webhook.
         row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
@@ -257,7 +260,7 @@ async def rotate_secret(
     request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        deadline.current().lift()  # the client must get the secret of what is committed
+        deadline.current().lift()  # no time limit from here on: the client must get the secret of what is committed
         return await _with_secret(services, connection, caller, answer)
 
 
@@ -350,7 +353,7 @@ async def redeliver(
         )
         if sent_params is None:
             raise NotFound("delivery_not_found", "There is no such delivery.")
-        # `message` is the id of the message, which is the id of its first delivery.
+        # `message`: the id of the message. The id of its first delivery is the message's id.
         return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
     return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, read_params)
@@ -364,9 +367,11 @@ async def _send(
     idempotency_key: str | None,
     read_params: Callable[[Connection], Awaitable[dict[str, Any]]],
 ) -> Response:
-    """Write a delivery that a client requests. The delivery counts as a submission, so that clients cannot flood a URL.
+    """Submit a job that delivers a message to the webhook. The caller pays for the job as for any submission, so that
+    clients cannot flood a URL.
 
-    `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint.
+    `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint. `read_params`:
+    reads the message, as parameters of the job: `event` and, for a repetition, the id `message`.
     """
     pipeline = services.templates.pipelines.find("webhook")  # None if this installation sends no webhooks
     hints: list[Announcement] = []  # messages that tell workers of due tasks; empty if the answer is repeated
@@ -392,7 +397,7 @@ async def _send(
             await record(
                 connection, caller, action, webhook_id, delivery=new_job.id, message=event_params.get("message")
             )
-        limit_headers.update(charge.fields)
+        limit_headers.update(charge.fields)  # the RateLimit headers
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": new_job.id}))
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, purpose)

@@ -44,7 +44,8 @@ T = TypeVar("T")  # the type of its result
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What an app opens once in each worker. All attempts of the app's tasks use the same object, `attempt.opened`.
-    `state`: what the app's lifespan yielded.
+    `state`: the value that the app's lifespan yielded. `processes`: the child processes of `process=True` tasks.
+    `batches`: the batches of `batch=` tasks, which collect the items of several attempts.
     """
 
     settings: Settings
@@ -225,7 +226,7 @@ class App:
             self._schedules.append(schedule)
             return task
 
-        untyped: Any = declare  # because mypy cannot compare a function with the overloads of TaskDecorator
+        untyped: Any = declare  # Any, because mypy cannot compare a function with the overloads of TaskDecorator
         decorator: TaskDecorator = untyped
         return decorator
 

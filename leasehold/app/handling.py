@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """All handlers that one function may have. The function's task uses one of these handlers. `in_thread` calls a
-    plain function in a thread of the worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child
-    process. `isolated` calls the function in the sandbox's child process, where the handler itself runs. `batched`
-    calls the function once for several attempts. `attempt.opened`: what the worker has opened for the app (`Opened` of
-    app.py). `own=True` in a call of `attempt.write`: no other step of the job replaces this output.
+    """All handlers that one function may have. The function's task uses one of them:
+    - `in_thread` calls a plain function in a thread of the worker.
+    - `in_event_loop` awaits an `async def`.
+    - `process` sends the call to a child process.
+    - `isolated` calls the function in the sandbox's child process, where the handler itself runs.
+    - `batched` calls the function once for several attempts.
+
+    Each handler returns a Done. A small result of the function is in the Done itself. A large result is an output, and
+    the Done names the output. `own=True` in a call of `attempt.write`: no other step of the job replaces this output.
+    `attempt.opened`: what the worker has opened for the app (`Opened` of app.py).
     """
 
     def __init__(

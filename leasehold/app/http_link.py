@@ -29,6 +29,7 @@ from leasehold.domain.celery_ids import TAG, uuid_of
 from leasehold.domain.job_filter import quoted
 from leasehold.domain.sentences import full_stop
 
+# Here a `Call` is a call of a task, and a `requests.Call` is a request of the API's client.
 T = TypeVar("T")  # what a request of the client returns
 
 #: Seconds that a request to the object store may take.
@@ -61,7 +62,7 @@ class ApiAccess:
 
 class HttpLink:
     """A `Link` over the API. The tenant of the API key owns the runs, and the rate limits and quotas of the API key
-    apply to them.
+    apply to them. `store`: an HTTP client that downloads large results from the object store.
 
     Each method raises Unavailable when the API does not answer in time, and a RequestError when the API refuses.
     """
@@ -76,6 +77,7 @@ class HttpLink:
         """Make a link, which connects at its first request. Raises ClientError for a malformed URL or key."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
+            # DIRECT: requests to this machine use no proxy.
             store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS, mounts=DIRECT))
             yield cls(client, store)
 
@@ -88,8 +90,8 @@ class HttpLink:
         return (await _with_platform_errors(self._client.send(_batch_of(calls)))).ids
 
     async def find(self, celery_id: str) -> UUID | None:
-        """The run with this Celery id, or None. Raises Forbidden for a key without `jobs:read`, unless the Celery id is
-        the run's own id.
+        """The run with this Celery id, or None. The Celery id is the run's own id or, for a run with another id, a tag
+        of the run. Raises Forbidden if a tag must be searched, and the API key lacks the scope `jobs:read`.
         """
         if (own_id := uuid_of(celery_id)) is not None:
             try:
@@ -117,7 +119,9 @@ class HttpLink:
         error = None
         if run.ended and run.status != "succeeded":
             error = _error_of(run)
-        value = (run.result or {}).get(STEP)  # as results.py describes it
+        # The value of the task's only step: {"value": the result as JSON}, or {"output": NAME} if the object store has
+        # the result (see results.py).
+        value = (run.result or {}).get(STEP)
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
             large = await self._read_stored_result(run_id)
@@ -141,8 +145,10 @@ class HttpLink:
         await _with_platform_errors(self._client.signal(run_id, name, payload))
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
-        # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
+        """The chunks after number `after`. If there is none yet, this returns only after a moment, because the caller
+        then asks again immediately. Raises NotFound.
+        """
+        # First read whether the run has ended, and then the chunks. If it has ended, no chunk can follow these chunks.
         has_ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
@@ -172,7 +178,7 @@ class HttpLink:
 
 
 def _error_of(run: models.Run) -> tuple[str, str]:
-    """The code and the message with which the run ended, as DatabaseLink gives them."""
+    """The code and the message with which the run ended. DatabaseLink gives the same ones for such a run."""
     if run.status == "cancelled":
         return "cancelled", (run.cancel or {}).get("reason") or "the run was cancelled"
     return (run.status, f"the run is {run.status}") if run.error is None else (run.error.code, run.error.message)
@@ -197,8 +203,8 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
-    # With a key, send the delay itself. A repetition must be the same request, and a time computed from `now` would
-    # differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
+    # With an idempotency key, send the delay itself. A repetition must be the same request, and a time computed from
+    # `now` would differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
     delay = options.delay if options.key is not None else None
     return requests.submit(
         call.task.name,

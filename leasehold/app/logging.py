@@ -6,8 +6,8 @@ import structlog
 
 
 def log_to_the_program() -> None:
-    """Configure structlog, unless the program has done so. Without a configuration, structlog would write to stdout,
-    among the lines that the program prints.
+    """Let structlog log through `logging`, unless the program has configured structlog itself. Without a configuration,
+    structlog would write to stdout, among the lines that the program prints.
     """
     if structlog.is_configured():
         return

@@ -66,8 +66,8 @@ def _start_in_call(thread: Thread) -> None:
 def _submit_in_call(
     pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
-    """Submit the function, and note for the time of its run that the pool's thread works for the current call. The note
-    is needed, because threads of a pool may live longer than a call. This function replaces ThreadPoolExecutor.submit.
+    """Submit the function. While the pool runs it, note that the pool's thread works for the current call. The note is
+    needed, because threads of a pool may live longer than a call. This function replaces ThreadPoolExecutor.submit.
     """
     call_number = _call_of_this_thread()
 
@@ -84,6 +84,7 @@ def _submit_in_call(
 
 
 def _call_of_this_thread() -> int:
+    # NO_CALL: it is unknown for which call this thread works.
     return _calls_of_threads.get(current_thread(), NO_CALL)
 
 
@@ -135,8 +136,7 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        # `percent_of` and `storable_text` return values that JSON can hold, because JSON has no NaN, and no half of a
-        # surrogate pair.
+        # JSON has no NaN, and no half of a surrogate pair. `percent_of` and `storable_text` return values without them.
         body = json_of([percent_of(percent), storable_text(summary)])
         _send(self._channel, Kind.PROGRESS, self._call_number, body)
 

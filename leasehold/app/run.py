@@ -36,7 +36,7 @@ class Run(Generic[R]):
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
         self.id = run_id
-        self.task = task
+        self.task = task  # the name of the task
         self._results = results
         self._connections = connections
 
@@ -145,7 +145,7 @@ class Run(Generic[R]):
                 yield chunk
             last_number, is_end = chunks.after, chunks.is_end
 
-    # --- in the loop of the link, the app's way to PostgreSQL or to the API
+    # --- in the event loop of the link, in a thread of its own (the link is the app's way to PostgreSQL or to the API)
 
     async def _chunks(self, after: int) -> Chunks:
         return await (await self._connections.link()).chunks(self.id, after)

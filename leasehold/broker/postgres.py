@@ -1,9 +1,9 @@
-"""The broker of an installation without RabbitMQ: workers poll PostgreSQL, and a NOTIFY makes a worker poll
+"""The broker of an installation without RabbitMQ. Workers poll PostgreSQL at intervals, and a NOTIFY makes them poll
 immediately.
 
-NOTIFY takes a database-wide lock at commit, so no transaction with other work uses NOTIFY. A separate connection sends
-the names of queues that have new tasks, at a low rate. If a notification is lost, the workers still find all tasks by
-their polls, but later.
+Transactions with a NOTIFY commit one after another, because each takes a database-wide lock at its commit. So no
+transaction with other work uses NOTIFY. A separate connection sends the names of queues that have new tasks, at a low
+rate. If a notification is lost, the workers still find all tasks by their polls, but later.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class PostgresBroker:
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """From now on, call `on_wake` for every queue after each connect, and for a queue that a notification names."""
+        """Begin to listen. `prefetch` has the names of the queues as its keys. Call `on_wake` for each of these queues
+        after each connect, and for one of them when a notification names it.
+        """
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()

@@ -71,7 +71,7 @@ def check_setting(name: str, value: Any) -> None:
     """Raises NotSupported for a setting that leasehold.celery does not have."""
     if name in _JSON_SETTINGS and value in _JSON_SETTINGS[name]:
         return
-    if name not in SETTINGS and name != "task_default_queue":
+    if name not in SETTINGS and name != "task_default_queue":  # the app uses the value of `task_default_queue`
         raise not_supported("serializer" if name in _JSON_SETTINGS else name)
 
 
@@ -108,7 +108,7 @@ def options_of(given_options: Mapping[str, Any]) -> CeleryOptions:
         max_retries=unread_options.pop("max_retries", 3),
         delay=float(unread_options.pop("default_retry_delay", 180)),
         autoretry_for=tuple(unread_options.pop("autoretry_for", ())),
-        backoff=float(backoff),
+        backoff=float(backoff),  # as in Celery, True means 1 second
         longest_backoff=float(unread_options.pop("retry_backoff_max", 600)),
         jitter=unread_options.pop("retry_jitter", True),
         queue=unread_options.pop("queue", None) or None,

@@ -59,8 +59,8 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
-    ends, because the answer is probably not from Leasehold. `Fields` does not raise Refused: only `answers.api_client`
-    catches Refused, during its `with` block, and commands also read answers after this block.
+    ends, because the answer is probably not from Leasehold. `Fields` does not raise Refused for this, because nobody
+    would catch it: commands also read answers after the `with` block of `answers.api_client`, which catches Refused.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:

@@ -89,10 +89,10 @@ class Installation:
     ) -> None:
         self.api_url = f"http://127.0.0.1:{port or free_port()}"
         self.api_key = ""
-        self.logs: dict[str, Path] = {}
-        self.metrics: dict[str, str] = {}
+        self.logs: dict[str, Path] = {}  # `api` and `worker` -> its log file
+        self.metrics: dict[str, str] = {}  # `api` and `worker` -> the URL of its metrics
         self._metrics_ports: dict[str, int] = {}
-        self.isolation = "required"
+        self.isolation = "required"  # LEASEHOLD_ISOLATION of both processes
         self._tenant = TENANT
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
@@ -103,8 +103,8 @@ class Installation:
             self._external_variables |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
         rabbitmq = None if amqp_url else find_rabbitmq()
         self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=rabbitmq if patient else None)
-        self._late_rabbitmq = None if patient else rabbitmq  # what starts after the other parts
-        self._keeps_data = data is not None or database_url is not None
+        self._late_rabbitmq = None if patient else rabbitmq  # the RabbitMQ that starts after the other parts
+        self._keeps_data = data is not None or database_url is not None  # the database outlives this process
         self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
@@ -156,7 +156,8 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            # Short if RabbitMQ starts late, because until then no hints (messages that a task is due) come.
+            # The interval is shorter if RabbitMQ starts late, because until then no hints (messages that a task is due)
+            # come.
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "drain_seconds": f"{_DRAIN_SECONDS:g}",
             "pipelines": "leasehold.pipelines:with_demonstrations",
@@ -250,7 +251,7 @@ class Installation:
             },
             cwd=Path.cwd(),  # where the user's own module lies
             run_as=RunAs(),
-            last_signal=signal.SIGTERM,
+            last_signal=signal.SIGTERM,  # if this command dies, the API and the worker stop in order
         )
         cleanup.push_async_callback(self._stop, server, _STOP_SECONDS)
         self._processes.append(server)
@@ -354,9 +355,9 @@ def _stored_sealing_key(directory: Path) -> str:
 
 
 def default_isolation() -> str:
-    """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine, isolated steps must run even if
-    the kernel lacks fences (what confines such a step). `demo`, and `dev` without an app, then print which fences are
-    missing.
+    """The value of LEASEHOLD_ISOLATION if the user sets none: `best_effort` if the kernel lacks fences (what confines
+    an isolated step), because such steps must run on every developer's machine. `demo`, and `dev` without an app, then
+    print which fences are missing.
     """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 

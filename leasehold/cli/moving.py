@@ -4,10 +4,11 @@ The table `tenant_move` of the old cell stores the stage of the move. If a comma
 from this stage. The stages:
 
 - drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. The command waits
-until the tenant's running steps have ended.
+  until the tenant's running steps have ended.
 - copy: the old cell refuses each change of the tenant's rows. The command copies the rows as one snapshot shows them,
-  then the objects. It compares each copy with its original.
-- switch: one transaction inserts the copies into the tables of the new cell.
+  into tables of the move in the new cell's database. Then it copies the objects. It compares each copy with its
+  original.
+- switch: one transaction inserts the copies of the rows into the real tables of the new cell.
 - moved: the old cell still refuses changes, until `clean` deletes the tenant's rows and objects in the old cell.
 
 The row of the old cell in `tenant_move` has the direction `out`. After the switch the new cell has a row, too, with the
@@ -70,8 +71,8 @@ from leasehold.storage.s3 import PutRefused
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
-# Settings of this command's two connections. They replace the planner settings of the platform, which suit statements
-# that find few rows, because a move reads whole tables.
+# Settings of this command's two connections. The platform's own planner settings suit statements that find few rows. A
+# move reads whole tables, so these settings replace them.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -83,7 +84,7 @@ INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES
 ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,
     started_at = clock_timestamp()
 """
-# Delete the row that the switch wrote in the new cell.
+# In the new cell: delete the row that the switch wrote. $1 tenant, $2 the old cell.
 _FORGET_SWITCH = "DELETE FROM tenant_move WHERE tenant_id = $1 AND from_cell = $2 AND direction = 'in'"
 # The secrets of webhooks and callbacks, and the credentials that clients gave for their generations. A generation that
 # has succeeded does not need its credential any more. Any other generation still needs it, because the generation may
@@ -95,11 +96,12 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
     WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
 ) AS sealed WHERE credential IS NOT NULL
 """
-# The keys of open uploads to the store. A key that ends with `/` is left out, because it is the prefix of the files of
-# a form. Clients send forms to the API, and not to the store. The old cell's API refuses late forms, so the old store
-# has no files of such forms.
+# The keys of objects that clients may still upload to the store. A key that ends with `/` is left out, because it is
+# the prefix of the files of a form. Clients send forms to the API, and not to the store. The old cell's API refuses
+# late forms, so the old store has no files of such forms.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
-# A URL counts as expired only a minute after it has expired, because clocks differ.
+# How many uploads clients may still make, and until when. The URL of an upload counts as expired only a minute after it
+# has expired, because clocks differ.
 _OPEN_UPLOADS = """
 SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last_until FROM upload
 WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
@@ -123,9 +125,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The old cell (`source`) and the new cell (`target`) of a move, with open connections and stores. `source_name`:
-    the old cell's name. `shares_store`: no object is copied or deleted, because both cells have the same bucket, or the
-    old cell has no bucket.
+    """The old cell (`source`) and the new cell (`target`) of a move, with open connections and stores. `tables`: the
+    tables with rows of tenants. `source_name`: the old cell's name. `shares_store`: no object is copied or deleted,
+    because both cells have the same bucket, or the old cell has no bucket.
     """
 
     source: Connection
@@ -195,6 +197,9 @@ async def _open_cells(settings: Settings, other_settings: Settings, move: Move) 
     between these cells.
     """
     _check_cell_names(settings, other_settings, move)
+    # The lock of the move belongs to a session of PostgreSQL, so no other client may share this session. `direct()`
+    # gives the URL of PostgreSQL itself. If this URL leads to a pooler that shares sessions, `refuse_shared_sessions`
+    # raises an error.
     settings, other_settings = (
         each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other_settings)
     )
@@ -451,7 +456,7 @@ async def _clean_source(cells: _Cells, move: Move) -> int:
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
-    """The row of the move in this cell, and the number of running steps. Raises NotFound if no move is known here."""
+    """This cell's row of the move, and the tenant's running steps here (`running`). Raises NotFound without a row."""
     async with connected(settings.direct(), "cells") as connection:
         row = await _move_row(connection, tenant)
         if row is None:
@@ -475,6 +480,7 @@ async def _set_stage(cells: _Cells, move: Move, stage: str) -> None:
     async with cells.source.transaction():
         await cells.source.execute("UPDATE tenant_move SET stage = $2 WHERE tenant_id = $1", move.tenant, stage)
         if stage == "moved":
+            # In the old cell the tenant's jobs never end, so they must no longer fill limits that all tenants share.
             await leave_shared_limits(cells.source, move.tenant)
             await _record(cells.source, "tenant.moved_out", move.tenant, cells.source_name, move.to)
 
@@ -565,9 +571,9 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
 
 
 async def _refuse_written_schedules(cells: _Cells, move: Move) -> None:
-    """Raises Conflict `schedules_written` while a worker of this cell writes schedules of the tenant, because its code
-    declares them. After the deletion of the schedules, such a worker would write them again, and each tick would fire
-    in both cells.
+    """Raises Conflict `schedules_written` while a worker of this cell has code that declares schedules of the tenant.
+    Such a worker writes these schedules into the database. After `clean` has deleted them, the worker would write them
+    again, and each tick would fire in both cells.
     """
     apps = await declared.apps_with_writer(cells.source, move.tenant)
     if apps:
@@ -603,9 +609,9 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _change_map(path: Path, move: Move) -> None:
-    """Replace the map's file in one step, so that a reader sees the old map or the new map. Before that, read the map
-    again, because the move of another tenant may have changed it since this move began. The lock is on a separate file,
-    because a new file replaces the map's file.
+    """Read the map again, because the move of another tenant may have changed it since this move began. Then replace
+    its file in one step, so that a reader sees the old map or the new map. The lock is on a separate file, because a
+    lock on the map's file would not hold for the file that replaces it.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Lists the variables of the platform and of its kinds of work, for `leasehold settings`."""
+"""Lists the environment variables of the platform and of its kinds of work, for `leasehold settings`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def variables() -> list[tuple[str, str, str]]:
 
 def default_of(field: FieldInfo) -> str:
     """The default as the text of a variable. The text is empty if by default the setting has no value, or an empty
-    value. The default of a secret is shown, too, because the reference also has it.
+    value. The default of a secret is shown, because the published docs/reference/settings.md shows it, too.
     """
     default = field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):

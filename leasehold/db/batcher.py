@@ -21,12 +21,12 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: A statement for an item that is tried alone may always take this many seconds. Most such statements take some
-#: milliseconds.
+#: For Batchers with `sets_aside` (see Batcher). A statement for a single item that is tried alone may always take this
+#: many seconds. Most such statements take some milliseconds.
 _ALONE_SECONDS = 1.0
 #: Such a statement may take longer if the last statement that PostgreSQL answered, or the item's last try alone, took
-#: long: up to this many times as long as the longer of the two. So an item gets its answer in the end, however slow the
-#: database is.
+#: long. Its limit is then this many times the longer of the two durations. So an item gets its answer in the end,
+#: however slow the database is.
 _LIMIT_FACTOR = 2.0
 #: The items that are set aside are tried again one by one. Before the first of them is tried, the batcher waits for
 #: this many times the duration of that item's last try.

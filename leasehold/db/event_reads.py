@@ -1,4 +1,4 @@
-"""Reads the events of jobs, for the API. Each read is one statement: one round trip, one snapshot.
+"""Reads the events of jobs, for the API. Each read is one statement, so it takes one round trip and sees one snapshot.
 
 Every query names the tenant. Exception: the query of `last_event_numbers`, whose callers have already checked the
 tenant.

@@ -26,7 +26,9 @@ SELECT {_COLUMNS} FROM job j
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
 """
 
-# $1 ids, $2 tenant (NULL: any tenant). A tenant finds only operations on its own jobs (`of_tenant`, see LIST).
+# $1 ids, $2 tenant (NULL: any tenant). A tenant finds only its operations on its own jobs. `of_tenant`: the tenant on
+# whose jobs the operation acts; null: all tenants. An operation that an operator submits may act on the jobs of other
+# tenants.
 EXISTING = f"""
 -- operation_existing
 SELECT j.id FROM job j
@@ -34,9 +36,8 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2 AND j.par
   AND {_IS_OPERATION} AND {LIVES}
 """
 
-# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
-# jobs of other tenants. $1 tenant, $2 the last operation of the previous page (or NULL), $3 limit. $4: whether the page
-# also has operations on the jobs of other tenants.
+# $1 tenant, $2 the last operation of the previous page (or NULL), $3 limit. $4: whether the page also has operations on
+# the jobs of other tenants.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j

@@ -34,12 +34,12 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 
 async def grant(connection: Connection, role: str) -> None:
-    """Let `role` read and write the rows of every table that the connection's role owns. A repetition changes nothing.
-    The schema may be at an older revision, so missing tables and functions are left out.
+    """Let `role` read and write the rows of every table that the connection's role owns. Exceptions: `role` may only
+    read views and Alembic's tables, and may only read and add rows of the audit. If `role` had rights to change the
+    schema, they are revoked.
 
-    Exceptions: `role` may only read views and Alembic's tables, and may only read and add rows of the audit.
-
-    If `role` had rights to change the schema, they are revoked. Raises Invalid, as `check_role` does.
+    A second call changes nothing. The schema may be at an older revision, so missing tables and functions are left
+    out. Raises Invalid, as `check_role` does.
     """
     name, schema = await check_role(connection, role)
     async with connection.transaction():

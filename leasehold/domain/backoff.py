@@ -1,7 +1,6 @@
-"""Computes the delay between a failed attempt and the next attempt. A ladder has one delay for each number of failures.
-The computed delay has jitter (a random part).
-
-Because of the jitter, tasks that failed at the same time do not all run again at the same time.
+"""Computes the delay between a failed attempt and the next attempt. A ladder is the list of the delays after the first
+failure, the second failure, and so on. The computed delay has jitter (a random part), so tasks that failed at the same
+time do not all run again at the same time.
 """
 
 from __future__ import annotations

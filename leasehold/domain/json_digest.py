@@ -1,5 +1,5 @@
-"""Computes the digest of a JSON value. Such a digest stands in the key of a run's scope, and in the key of a limit that
-counts the runs with the same value in the payload.
+"""Computes the digest of a JSON value. Two kinds of keys contain such a digest in place of the value itself: the key of
+a run's scope, and the key of a limit that counts the runs with the same value in the payload.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-#: The number of characters of a digest. It is fixed, because a long value would make a key too long for an index.
+#: The number of characters of each digest. A long value itself would make a key too long for an index.
 LENGTH = 40
 #: orjson writes and reads a whole number as an integer if it is at least _LEAST and less than _BEYOND.
 _LEAST, _BEYOND = -(2**63), 2**64

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from leasehold.domain.ids import instant_of
 
-#: Seconds of the pause if a living worker has the code. Every pause is at least this long.
+#: Seconds of the pause if some living worker has the code. This is also the least length of every other pause.
 SHORTEST_PAUSE = 30.0
 #: Seconds of the longest pause.
 LONGEST_PAUSE = 86_400.0
@@ -35,7 +35,7 @@ def split_handlers(text: str) -> list[str]:
 def pause_without_code(job_id: UUID) -> float:
     """Seconds of the pause if perhaps no living worker has the code. An old job gets a long pause, because each pause
     adds two events to the job's history. A worker that has the code ends the pause early
-    (transitions/unknown_tasks.py). Only workers of older releases do not end it.
+    (transitions/unknown_tasks.py). Exception: a worker of an old release of the platform cannot end it.
     """
     return min(max(_age_of(job_id), SHORTEST_PAUSE), LONGEST_PAUSE)
 

@@ -1,7 +1,8 @@
-"""The registry of pipelines. Every process builds a registry at start, from code and from installed packages.
+"""The registry of pipelines, and of the schedules that apps declare. Every process builds a registry at its start, from
+code and from installed packages.
 
-A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines. Then every step
-must have a handler, except external steps (those that external workers do over HTTP).
+A registry refuses two pipelines with the same name. A worker also loads the handlers of its pipelines
+(`load_handlers`).
 """
 
 from __future__ import annotations
@@ -195,13 +196,13 @@ def object_at(source: str) -> Any:
 
 
 def _import(module: str, source: str) -> ModuleType:
-    """The module. Raises as `object_at`. The message of an error contains `source`."""
+    """The module. Raises the errors of `object_at`. Their messages contain `source`."""
     try:
         return importlib.import_module(module)
-    except LeaseholdError:  # its message is already good enough for the user
+    except LeaseholdError:  # the user can understand its message
         raise
     except (Exception, SystemExit) as error:
-        # Whether Python found no such module, or did not find a package that should contain the module.
+        # True if Python did not find the module itself, or a package that should contain the module.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (code_broken := broken_code(source, error)) is not None:
             raise code_broken from error  # the module's own code raised the error

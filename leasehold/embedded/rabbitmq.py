@@ -30,6 +30,7 @@ ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio non
 # in a bare chroot.
 HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
+# The parts of rabbitmq.conf. `configure` writes values in place of the names in braces.
 PLAIN_LISTENER = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
 ENCRYPTED_LISTENER = """\
 listeners.tcp = none
@@ -90,7 +91,7 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The URL of the default virtual host, with the password. It is valid after `configure`."""
+        """The URL of the default virtual host, with the password. Use it after `configure`, which sets the password."""
         return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property

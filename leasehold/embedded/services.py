@@ -1,4 +1,4 @@
-"""The program of `scripts/services`: it runs private servers for a shell or for one command."""
+"""The program of `scripts/services`. It runs private PostgreSQL, RabbitMQ and S3 servers for a shell or one command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.embedded.process import EmbeddedError, event_of_stop_signals
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
-#: A command must end within this many seconds after SIGTERM, or else after SIGKILL.
+#: The program waits this many seconds for the end of its command after SIGTERM, and again after SIGKILL.
 STOP_SECONDS = 10.0
 
 
@@ -49,9 +49,8 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stop_event = (
-        event_of_stop_signals()
-    )  # from now on a signal sets this event, and then this function stops the servers
+    # From now on a stop signal sets this event. The code below then ends, and `stack` stops the servers.
+    stop_event = event_of_stop_signals()
     async with stack:
         if stop_event.is_set():  # a signal came while the servers started
             return 128 + signal.SIGINT
@@ -88,7 +87,7 @@ async def run_command(command: list[str], environment: dict[str, str], stop_even
 
 
 def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    # A program such as sudo runs as another user. This user may not send signals to processes of the other user.
+    # A command such as sudo runs as another user. PermissionError: this user may not send signals to its processes.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         process.send_signal(number)
 

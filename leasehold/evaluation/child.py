@@ -77,14 +77,15 @@ def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: 
     """Read the next question, whose body has `size` bytes, and return the answer. `validators`: the compiled schemas by
     name.
 
+    A question names its schema by a digest (`name`), and has `payloads`. It contains the `schema` itself in two cases:
+    if the previous answer was `unknown`, or if the question has `at_most`, the highest cost that the schema may have.
+
     The members of the answer:
     - no member at all: the schema is valid, and all payloads fit
-    - `place`, `path`, `message`: the number of the first payload that does not fit, the place in it, and the reason
+    - `place`, `path`, `message`: the index of the first payload that does not fit, the JSON Pointer to the value in it
+      that does not fit, and the reason
     - `cost`, `cycle` or `no_schema`: the schema is refused
     - `unknown`: this child has no schema of this name, so the parent must ask again with the schema
-
-    A question names its schema by a digest (`name`). The question contains the schema itself in two cases: if the
-    previous answer was `unknown`, and if the question has `at_most`, the highest cost that the schema may have.
     """
     question = orjson.loads(questions.read(size))
     name = question["name"]
@@ -109,7 +110,7 @@ def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: 
 
 
 def first_mismatch(validator: Draft202012Validator, payload: Any) -> tuple[str, str] | None:
-    """The pointer to the first value that does not fit the schema, and the reason; or None if the payload fits."""
+    """The JSON Pointer to the first value that does not fit the schema, and the reason. None: the payload fits."""
     try:
         validator.validate(payload)
     except ValidationError as error:

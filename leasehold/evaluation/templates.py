@@ -1,8 +1,8 @@
 """Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
 Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of a tenant's template
-may be hostile. So the evaluator checks payloads against such a schema, and uses a child process if the check may be
-expensive (flat.py decides which checks are cheap).
+may be hostile, so the evaluator checks the payloads of such templates. If a check may be expensive, the evaluator uses
+a child process (flat.py decides which checks are cheap).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Templates:
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
         """The template of an existing run. A template in code has only its current version, so for such a template this
-        method returns the current version, whatever version the run names. Raises what `find` raises.
+        method returns the current version, whatever version the run names. Raises the errors of `find`.
         """
         return self.declared_in_code(template_type) or await self.find(connection, tenant_id, template_type, version)
 
@@ -206,8 +206,8 @@ class Templates:
     async def params(
         self, tenant_id: str, template_version: TemplateVersion, payload: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The parameters of a run. Raises Invalid with the path of the value that does not fit, and what
-        Evaluator.check raises.
+        """The parameters of a run. Raises Invalid with the path of the value that does not fit, and the errors of
+        Evaluator.check.
 
         Hold no database connection during the call if you can. The call may take as long as the evaluator's limits
         allow.
@@ -227,7 +227,7 @@ class Templates:
         """
         all_params: list[dict[str, Any]] = []
         encoded_payloads: list[bytes] = []
-        async for payload in paced(payloads):  # pauses, because other requests must run meanwhile
+        async for payload in paced(payloads):  # `paced` lets the event loop serve other requests between payloads
             try:
                 encoded_payloads.append(encoded_payload(payload))
                 params = template_version.params_by_code(payload) if template_version.in_code else dict(payload)
@@ -240,14 +240,14 @@ class Templates:
 
     async def check(self, tenant_id: str, template: Template) -> None:
         """Check that the template may be written. Raises Conflict if its name is reserved, or is the name of a pipeline
-        in code. Raises Invalid for an unknown handler, a reserved queue, or two workflows. Also raises what
-        Evaluator.check_schema raises.
+        in code. Raises Invalid for an unknown handler, a reserved queue, or two workflows. Also raises the errors of
+        Evaluator.check_schema.
         """
         if template.type in self.pipelines or template.type in self._reserved:
             raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")
         pipeline = template.pipeline()
         for step in pipeline.steps:
-            if step.handler is not None:
+            if step.handler is not None:  # otherwise an external worker does the step
                 self._check_handler(step.handler)
                 self._check_queue(step.queue)
         self._check_workflows(pipeline)
@@ -386,9 +386,9 @@ class Templates:
         return TemplatePage(readable_versions, (type_of_last, -negative_version))
 
 
-#: Whether something uses a version. `scheduled`: a schedule needs this version. A schedule that names no version runs
-#: the newest enabled version, so it needs this version if no other version is enabled. `unfinished`: runs of this
-#: version have not ended.
+#: Whether something uses a version. In this statement and the next: $1 the tenant, $2 the type, $3 the version.
+#: `scheduled`: a schedule needs this version. A schedule that names no version runs the newest enabled version, so it
+#: needs this version if no other version is enabled. `unfinished`: runs of this version have not ended.
 _USES = """
 -- template_used
 SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
@@ -413,8 +413,8 @@ SELECT tenant_id, type, version FROM deleted_version
 ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(deletion.version, excluded.version)
 """
 
-#: PostgreSQL compares types by their bytes (COLLATE "C"), as Python does. $3, $4: the type and version of the last
-#: entry of the previous page.
+#: $1 the tenant, $2 the type to list (NULL: all types), $3 and $4 the type and version of the last entry of the
+#: previous page, $5 the most rows. PostgreSQL compares types by their bytes (COLLATE "C"), as Python does.
 _PAGE = """
 -- template_page
 SELECT type, version, declaration, enabled FROM template

@@ -1,5 +1,5 @@
-"""Counts jobs that ended. The process that ended a job counts it. This is a worker or, for a cancel or the work of an
-external worker, an API process.
+"""Metrics of jobs that ended. The process that ended a job counts it. Mostly this process is a worker. But an API
+process ends a job when a request to cancel takes effect immediately, or when an external worker did the work.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ JOBS = fast_counter(
     ["pipeline", "outcome"],
     words=["outcome"],
 )
-# An alert needs each outcome at 0 from the start. The pipelines are not known then, because the templates of tenants
-# are pipelines, too. So this counter has no label for the pipeline.
+# An alert on an outcome needs the counter at 0 from the start of the process. The pipelines are not known then, because
+# the templates of tenants are pipelines, too. So this counter has no label for the pipeline.
 OUTCOMES = fast_counter(
     "job_outcomes_total", "Jobs that ended, as leasehold_jobs_finished_total, of all pipelines together", ["outcome"]
 )

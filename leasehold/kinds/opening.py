@@ -1,4 +1,6 @@
-"""The hook `Kind.opens`: an object that a process opens once for a kind of work, and closes when the process stops."""
+"""Opens the objects that kinds of work name in their hook `Kind.opens`. A process opens each object once, and closes it
+when the process stops.
+"""
 
 from __future__ import annotations
 

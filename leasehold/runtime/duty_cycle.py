@@ -14,18 +14,17 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
     """How many seconds to pause after work that took `seconds`, so that the work takes at most the part `share` (0 to
     1) of the time.
 
-    A pause of `seconds / share` is enough, because `seconds` is the part `share` of the pause alone. Of the work and
-    the pause together, it is a little less.
-
-    The pause is at least `at_least`, and never longer than `at_most`, even if the work then takes a larger part.
+    The pause is `seconds / share`. Then `seconds` is the part `share` of the pause, and a little less than this part of
+    the work and the pause together. But the pause is at least `at_least`, and never longer than `at_most`, even if the
+    work then takes a larger part.
     """
     return min(max(at_least, seconds / share), at_most)
 
 
 class Pauses:
-    """Decides when repeated work is due: the first time immediately, and later when the pause since `done` is over. The
+    """Decides when repeated work is due: the first time immediately, and later when the pause after `done` is over. The
     pause is computed from the shorter of the last two durations, because a single slow execution may have waited for a
-    lock or a processor. After the first execution the pause is `at_least`.
+    lock or a processor. After the first execution there is only one duration, and the pause is `at_least`.
     """
 
     def __init__(

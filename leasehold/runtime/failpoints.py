@@ -1,11 +1,13 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
-The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API
-operation or a connection. Each commit of that operation or connection reaches the point `commit.NAME`
-(leasehold/db/commit_points.py). `act` is kill (the process sends itself SIGKILL), stop (SIGSTOP; if the process stays
-stopped for long, it loses its leases), sleep (blocks the thread for a minute) or raise (raises FailpointReached). The
-act happens once, when the process reaches the point for the `n`-th time (1 without `n`). Without the setting a point
-costs one comparison.
+The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`.
+- `name` is one of POINTS, or `commit.NAME`. NAME is an API operation such as `createRun`, or the name of a connection
+  to PostgreSQL. Each commit of that operation or connection reaches the point (leasehold/db/commit_points.py).
+- `act` is kill (the process sends itself SIGKILL), stop (SIGSTOP; if the process stays stopped for long, it loses its
+  leases), sleep (blocks the thread for a minute) or raise (raises FailpointReached).
+- The act happens once, when the process reaches the point for the `n`-th time (the first time without `n`).
+
+Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from dataclasses import dataclass
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
 #: Point -> the part of the platform that reaches the point, and what has and has not happened by then. A hint is a
-#: message that names a task. The relay and the announcer publish hints, whose rows are in the outbox until the broker
-#: has confirmed the hints.
+#: message that names a task. Each hint has a row in the outbox until the broker has confirmed the hint. The announcer
+#: publishes hints right after the commit that wrote them. The relay publishes the hints that the announcer left.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",
@@ -92,19 +94,19 @@ def _unknown(part: str) -> DeclarationError:
 
 
 def has_commit_points() -> bool:
-    """Whether a point after a commit is armed."""
+    """Whether a failpoint `commit.NAME` is armed."""
     return any(name.startswith(COMMIT) for name in _armed)
 
 
 def reach(name: str) -> None:
-    """The code calls this at the point `name`. If the failpoint is armed, it acts."""
+    """Let the failpoint `name` act, if it is armed. The code calls this at each point."""
     if _armed:
         _reach(name)
 
 
 def reach_during(name: str) -> None:
-    """This does the same as `reach`, but the failpoint acts a moment later, in the middle of the operation that the
-    caller awaits next. With the act `raise`, the error does not reach the caller: the event loop only logs it.
+    """Do the same as `reach`, but a moment later, in the middle of the operation that the caller awaits next. With the
+    act `raise`, the error does not reach the caller, because the event loop only logs it.
     """
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)

@@ -1,10 +1,13 @@
-"""Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
+"""Periodic: the loop of a duty, which is work that a process repeats for as long as it runs. For loops that are no
+Periodic, `record_unforeseen` counts and logs an error.
 
-A turn (one execution of the work) can fail in two ways. Neither ends the loop, but the pauses between turns grow. If
-PostgreSQL, the store or the broker does not answer, the process logs one outage for all its duties
-(telemetry/outages.py). Any other error is a failure of the duty: it is counted, and is logged with its traceback once.
-An error that looks like an outage also counts as a failure of the duty, if it comes again and again while other parts
-of the process get answers. For example, a statement that always takes too long raises such an error.
+A turn (one execution of the work) can fail in two ways. In both cases, the loop goes on.
+- Outage: PostgreSQL, the store or the broker does not answer. The process logs one outage for all its duties
+  (telemetry/outages.py). The pause until the next turn is never longer than usual, because an outage may end soon.
+- Failure of the duty: any other error. It is counted, and is logged with its traceback once. The pauses grow with each
+  failure, up to LONGEST_PAUSE. An error that looks like an outage also counts as such a failure, if it comes again and
+  again while other parts of the process get answers. For example, a statement that always takes too long raises such an
+  error.
 """
 
 from __future__ import annotations
@@ -24,11 +27,10 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage, because PostgreSQL, the store or the broker does not answer. While other parts of the
-#: process get no answers, either, the duty is not at fault.
+#: Errors that look like an outage: PostgreSQL, the store or the broker does not answer.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: The duty is at fault when this many of its errors looked like an outage although other parts of the process had got
-#: an answer since its previous error. A success of the duty sets the count back to 0.
+#: An error that looks like an outage is suspicious if other parts of the process have got an answer since the duty's
+#: previous error. The duty is at fault when it has had this many suspicious errors since its last success.
 _MAX_ANSWERED = 5
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
@@ -58,8 +60,7 @@ class Periodic:
         #: The outage that the last turn met, and the value of `Outage.answers` (the answers that other parts of the
         #: process had got) at that time; None: the last turn met no outage.
         self._met: tuple[Outage, int] | None = None
-        #: Since the last success: how many errors looked like an outage although, since the error before, other parts
-        #: of the process had got an answer.
+        #: The number of suspicious errors (see `_MAX_ANSWERED`) since the last success.
         self._answered = 0
         ERRORS.labels(name)
         STUCK.labels(name)  # both metrics exist at 0 from the start, so that an alert sees the first increase
@@ -164,6 +165,7 @@ def record_unforeseen(duty: str, error: BaseException) -> None:
 
 
 def _growing_pause(failures: int) -> float:
+    # 1, 2, 4, ... seconds, at most 1024.
     return float(2 ** min(failures - 1, 10))
 
 

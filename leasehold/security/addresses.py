@@ -1,5 +1,5 @@
-"""Decides whether an IP address belongs to the public Internet. Egress, the HTTP client for outside addresses, refuses
-all other addresses.
+"""Decides whether an IP address belongs to the public Internet. Egress (the HTTP client for URLs from outside) connects
+only to such addresses, and to networks that the settings allow.
 
 The tables are written out, because Python's own tables differ between its versions. Source: IANA IPv4 and IPv6
 Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025. A special-purpose range is
@@ -39,7 +39,7 @@ _SPECIAL_V4 = tuple(
     )
 )
 
-#: The registries call these public. But inside a cloud, services of the cloud itself have these addresses.
+#: The registries call these addresses public. But inside a cloud, they lead to services of the cloud itself.
 _CLOUDS_V4 = tuple(
     IPv4Network(text)
     for text in (

@@ -17,8 +17,8 @@ from leasehold.domain.errors import LeaseholdError
 
 log = structlog.get_logger(__name__)
 
-#: The accepted algorithms. Each signs with the provider's private key. `none` is not accepted. HMAC is not accepted
-#: either, because its key would be the client's secret.
+#: The accepted algorithms. With each of them, the provider signs with its private key. `none` is not accepted, because
+#: it has no signature. HMAC is not accepted, because its key would be the client's secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 #: The accepted types of keys: only public keys. Whoever reads a symmetric key can also sign with it.
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})

@@ -1,7 +1,7 @@
 """Encrypts clients' secrets for the database, and signs URLs, with the installation's sealing keys.
 
-The first key of the setting `sealing_keys` encrypts and signs; every key decrypts and verifies. The section "Secrets in
-files" of docs/operations/index.md says how to rotate them.
+The first key of the setting `sealing_keys` encrypts and signs. Every key decrypts and verifies. The section "Secrets in
+files" of docs/operations/index.md says how to rotate the keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sealing:
 
     def __init__(self, settings: Settings) -> None:
         self._setting = settings.sealing_keys
-        self._parsed_text = ""
+        self._parsed_text = ""  # the text of the setting when it was last parsed
         self._fernet: MultiFernet | None = None
         self._signing_keys: list[bytes] = []
         self._current_keys()
@@ -95,5 +95,6 @@ class Sealing:
 
 
 def _signature(key: bytes, purpose: str, text: bytes) -> str:
+    # Each purpose has a key of its own, so a signature for one purpose is not valid for another.
     purpose_key = hmac.digest(key, f"leasehold {purpose}".encode(), "sha256")
     return base64.urlsafe_b64encode(hmac.digest(purpose_key, text, "sha256")).decode().rstrip("=")

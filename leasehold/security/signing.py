@@ -16,7 +16,7 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
-    """A random secret, as the database stores it (sealed). Its owner gets the text that `secret_text` returns."""
+    """A random secret. The database stores these bytes, sealed. The owner gets the text that `secret_text` returns."""
     return secrets.token_bytes(_SECRET_BYTES)
 
 

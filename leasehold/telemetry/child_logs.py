@@ -1,4 +1,6 @@
-"""Logs the lines of a child process in its worker. So each line is in the worker's log and in the job's log."""
+"""Logs, in the worker, the lines of its child processes, so that each line is in the worker's log and in the job's log.
+The child itself uses `structlog_by_logging` and `own_fields`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Makes metrics, and serves them over HTTP (`expose`). Their names begin with `leasehold_`, the number of values of
-each label is bounded, and the setting `metrics` can switch all metrics off.
+"""Makes metrics, and serves them over HTTP (`expose`). The name of each metric begins with `leasehold_`, the number of
+values of each label is bounded, and the setting `metrics` can switch all metrics off.
 
-The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words. A value is never an id,
-and never a text of a client. `Bounded` bounds the number of words that handlers choose.
+The values of a label are names (pipelines, steps, queues, codes) or a few fixed words, and never ids. Two kinds of
+names need a bound. `Bounded` bounds the number of names that handlers choose. Tenants choose the names of templates and
+queues; the metrics with such labels are fast metrics, which are bounded themselves (fast_metrics.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_4
 #: The most values of a label whose values handlers choose. Further values become `other`.
 MAX_LABEL_VALUES = 100
 
+# All metrics that this module has made; `switch_off` needs them.
 _metrics: list[MetricWrapperBase | FastCounter | FastHistogram] = []
 
 
@@ -45,6 +47,7 @@ described: list[Described] = []
 
 
 def _describe(name: str, kind: str, labels: Sequence[str], meaning: str) -> str:
+    # Add the metric to `described`. Returns its full name.
     full_name = f"leasehold_{name}"
     described.append(Described(full_name, kind, tuple(labels), meaning))
     return full_name
@@ -70,7 +73,8 @@ def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: S
 
 def fast_counter(name: str, meaning: str, labels: Sequence[str], words: Sequence[str] = ()) -> FastCounter:
     """Make a counter for the hot path. It costs less per increment than prometheus_client's (see fast_metrics.py).
-    `words`: the labels whose values are a few fixed words.
+    `words`: the labels whose values are a few fixed words. When a metric has too many combinations of values, these
+    labels keep their values, and all other labels get the value `other`.
     """
     _describe(name, "counter", labels, meaning)
     metric = FastCounter(name, meaning, labels, words)  # the short name: a FastCounter adds `leasehold_` itself
@@ -82,7 +86,7 @@ def fast_histogram(
     name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW, words: Sequence[str] = ()
 ) -> FastHistogram:
     """Make a histogram of seconds for the hot path. It costs less per observation than prometheus_client's (see
-    fast_metrics.py). `words`: the labels whose values are a few fixed words.
+    fast_metrics.py). `words`: as for `fast_counter`.
     """
     _describe(name, "histogram", labels, meaning)
     metric = FastHistogram(name, meaning, labels, bounds, words)

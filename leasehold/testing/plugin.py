@@ -1,4 +1,6 @@
-"""The pytest plugin. The fixture `leasehold_app` gives the app that the ini option `leasehold_app` names."""
+"""The pytest plugin: fixtures that run an app on a database of the test's own. `leasehold_app` runs the app that the
+ini option `leasehold_app` names, and `leasehold_apps` runs any app. `leasehold_server` is their PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def leasehold_server() -> Iterator[TestServer]:
 
 @pytest.fixture
 def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], TestApp]]:
-    """A function. `leasehold_apps(app)` returns a TestApp, which runs the app on a database of the test's own."""
+    """Gives the test a function. `leasehold_apps(app)` returns a TestApp, which runs the app on a database of the
+    test's own.
+    """
     from leasehold.testing.harness import TestApp  # noqa: PLC0415 - see above
 
     with ExitStack() as opened:

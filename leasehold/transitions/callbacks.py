@@ -12,7 +12,7 @@ from leasehold.db.database import Connection
 #: The most secrets that a tenant has: the newest and, until the next rotation, the previous secret.
 _SECRETS = 2
 
-# `created_at`: when the newest secret was made.
+# $1 the tenant, $2 the new secret, sealed. `created_at`: when the newest secret was made.
 _ROTATE = f"""
 -- callback_rotate
 INSERT INTO callback_secret AS old (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])

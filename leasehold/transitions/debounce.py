@@ -23,8 +23,8 @@ from leasehold.db.idempotency import KEEP
 
 def _lock_sql(name: str, keys: str) -> str:
     """A statement that locks dedupe keys of the tenant $1. `keys`: the SQL of these keys, as rows `a` with `pipeline`
-    and `key`. Another transaction that submits one of these keys, or retries a run that has one, waits here until this
-    transaction ends.
+    and `key`. Another transaction that submits one of these keys, or retries a run that has one of them, waits at this
+    statement until the first transaction ends.
     """
     return f"""
 -- {name}
@@ -69,13 +69,16 @@ _ONLY_PUT_OFF = """(t.epoch = (SELECT count(*) FROM history e
                           WHERE e.job_id = t.job_id AND e.task_id = t.id AND e.data ? 'put_off')
          AND NOT EXISTS (SELECT 1 FROM gate_job g WHERE g.job_id = t.job_id))"""
 
-# $1 the tenant, $2 the submissions, $3 how long `remembered` keeps its rows. `waiting_jobs` locks the unfinished jobs
-# with these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch
-# has grown, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
-# newest version of the row. `known_again` deletes the task's row of `unknown_task`, because with this row a worker that
-# has the code would make the task due before its new start. `at_limits` postpones the admission of a job that waits at
-# its concurrency limits (has rows in `gate_job`) to the new start. `unindexed`: PostgreSQL uses no partial index for
-# the condition.
+# $1 the tenant, $2 the submissions, $3 how long `remembered` keeps its rows.
+# - `waiting_jobs` locks the unfinished jobs with these keys by ascending id. All statements lock jobs in this order, so
+#   they do not deadlock.
+# - `postponed_tasks` leaves out a task that a worker has claimed meanwhile, because the task's epoch has grown, and an
+#   UPDATE checks its conditions on the newest version of the row.
+# - `known_again` deletes the task's row of `unknown_task`. With this row, a worker that has the code would make the
+#   task due before its new start.
+# - `at_limits` postpones the admission of a job that waits at its concurrency limits (has rows in `gate_job`) to the
+#   new start.
+# - `unindexed`: PostgreSQL uses no partial index for the condition.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -125,8 +128,8 @@ SELECT id, nth FROM jobs WHERE is_postponed
 
 @dataclass(frozen=True, slots=True)
 class Debounced:
-    """A submission. A repetition of it has the same `id`. Its run starts `delay` seconds after the last submission with
-    the same key.
+    """A submission. A client that repeats it sends the same `id`. The run starts `delay` seconds after the last
+    submission with the same `key`.
     """
 
     id: UUID

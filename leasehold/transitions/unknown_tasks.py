@@ -1,4 +1,4 @@
-"""`wake_known` makes snoozed tasks due: those that another worker has snoozed because it lacked their code.
+"""`wake_known` makes due the tasks that another worker has snoozed because that worker lacked their code.
 
 A worker that claims a task and lacks its code snoozes the task, and records it in `unknown_task`
 (settlements.snoozing). Each claim with its snooze adds two events to the job's history, so the snooze is long. A worker
@@ -17,8 +17,8 @@ from leasehold.db.database import Connection, unindexed
 # $1 the worker, $2 the queues that it serves, $3 its handlers. The statement wakes at most $4 tasks. If a task needs
 # several handlers, the column `handler` names all of them, as in `a.b, c.d` (missing_code.py). Only a worker that has
 # all of them wakes the task. Each statement that writes a row of `unknown_task` holds the lock of its task, so this
-# statement locks the task first. It passes over a task that is locked; the next call finds that task. A worker that
-# drains (is about to end) wakes no task, because it could not claim the task.
+# statement locks the task first. The statement passes over a task that another transaction has locked, and the next
+# call finds that task. A worker that drains (is about to end) wakes no task, because it could not claim the task.
 # `unindexed` keeps PostgreSQL from reading a partial index for the condition, because the statement finds the task by
 # its id.
 WAKE_KNOWN = f"""
@@ -48,10 +48,10 @@ FROM known_task k LEFT JOIN woken_task w ON w.id = k.task_id
 async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
-    """A worker that lacks the code of a task snoozes the task. Make such tasks due now, if they wait in one of
-    `queues`, and all their handlers are among `handlers`. Their status stays `waiting`. Returns their hints (messages
-    that a task is due), and whether there may be more such tasks. The outbox does not have these hints, because only
-    the calling worker uses them. If a hint is lost, a poll finds the task.
+    """Make due now the tasks that were snoozed for lack of their code, if they wait in one of `queues`, and all their
+    handlers are among `handlers`. Their status stays `waiting`. Returns their hints (messages that a task is due), and
+    whether there may be more such tasks. The outbox does not have these hints, because only the calling worker uses
+    them. If a hint is lost, a poll finds the task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

@@ -31,7 +31,7 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
 
 
 def _is_step(pending: Pending[Any]) -> bool:
-    """Whether `pending` waits for the end of a step. A call of a limited task does not: a run of its own does the work,
-    and when this run ends, a duty wakes the workflow.
+    """Whether `pending` waits for the end of a step. A call of a limited task does not, because a separate run does the
+    work. When this run ends, a duty (a loop of the workers) wakes the workflow.
     """
     return isinstance(pending, RunCall) and not pending.is_own_run

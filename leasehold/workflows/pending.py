@@ -1,5 +1,6 @@
-"""`Pending`: what a method of a workflow's context returns. Await it, or give it to `ctx.gather`. The driver, which
-runs the workflow's code, gets each awaited Pending, and resumes the code when the Pending is done.
+"""`Pending`: what a method of a workflow's context (`ctx`) returns. The workflow awaits it, or gives it to
+`ctx.gather`. The driver, which runs the workflow's code, gets each awaited Pending, and resumes the code when the
+Pending is done.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ class Pending(Generic[T]):
     """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result.
 
     A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
-    first await begins the call, and gives it a place in the journal: the next number of the branch that awaits it. A
-    second branch may await the call, too. Exception: at a replay, the second branch might await the call first, and the
-    call would get another place. Where this is possible, the driver refuses the second await.
+    first await begins the call, and gives it a place in the journal: the next number of the branch that awaits it.
+
+    A second branch may await the call, too. Exception: at a replay (the workflow's code runs again from its start), the
+    second branch might await the call first, and the call would get another place. Where this is possible, the driver
+    refuses the second await.
 
     `owner`: the branch that began the call. If an ancestor of that branch has awaited the call since, the ancestor is
     the owner. `is_first`: the owner had awaited nothing before it began the call.
@@ -38,7 +41,7 @@ class Pending(Generic[T]):
         self.is_first = False
 
     def __await__(self) -> Generator[Pending[T], None, T]:
-        yield self  # even if this call is done, because the driver checks which branch awaits it
+        yield self  # to the driver; even if this call is done, because the driver checks which branch awaits it
         if self.error is not None:
             raise self.error
         result: T = self.value
@@ -52,7 +55,7 @@ class Pending(Generic[T]):
 
 
 class Runnable(Protocol):
-    """A task of an app, as a workflow starts it."""
+    """A function that an app declares as a task. The members are those that workflows need to start it."""
 
     @property
     def step_name(self) -> str:
@@ -70,7 +73,9 @@ class Runnable(Protocol):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the task declares a limit. `ctx.run` then starts a run of its own, because limits admit only runs."""
+        """Whether the task declares a concurrency limit. Limits count runs and not steps. So `ctx.run` of such a task
+        starts a separate run, and not a step of the workflow's run.
+        """
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
@@ -99,12 +104,12 @@ class Journaled(Pending[T]):
         self.name = name
         self.branch = ""
         self.number = 0
-        self.deadline: float | None = None  # the time of the loop's clock at which the wait ends by itself
+        self.deadline: float | None = None  # when a wait with a timeout ends by itself, on the event loop's clock
 
 
 class RunCall(Journaled[T]):
     """`ctx.run`. The driver sets two attributes when it begins the call. `step`: `name#n`, for the nth call of this
-    name in its branch; it is the name of the step that does the work, but without the branch. `is_own_run`: not a step
+    name in its branch. (The step that does the work has this name, with the branch before it.) `is_own_run`: not a step
     but a separate run does the work, because the task is limited.
     """
 
@@ -159,8 +164,8 @@ class LocalCall(Journaled[T]):
 
 
 class StartCall(Journaled[T]):
-    """`ctx.start`. `make`: makes the handle of the started run from its id. `detach`: if the workflow ends without
-    success, the started run goes on.
+    """`ctx.start`. `make`: makes the handle of the started run from its id. `detach`: whether the started run goes on
+    if the workflow ends without success. Otherwise it is cancelled.
     """
 
     __slots__ = ("argument", "detach", "make", "task")
@@ -185,7 +190,9 @@ class ResultCall(Journaled[T]):
 
 
 class Patch(Journaled[bool]):
-    """`ctx.patched`. The driver answers it immediately, so the workflow never awaits it."""
+    """`ctx.patched`: whether this run takes the new code of a changed workflow. The driver answers immediately, so the
+    workflow never awaits this call.
+    """
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Writes the log lines of attempts, and the values that they emit, into the database. While an attempt runs, several
-are written together. The rest is written before the attempt's settlement (the write of how it ended).
+"""Writes the items of attempts into the database. An item is a log line, or a value that a handler emits to its job's
+stream. A chunk is the items of one attempt that are written together.
 
-In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is what one write
-has of one attempt's items.
+While an attempt runs, its new items are written every EVERY_SECONDS. The last items are written before the attempt's
+settlement (the write of how it ended).
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
 is written. So a settled attempt has all its items, except those that PostgreSQL refused. A killed attempt loses at most
@@ -37,8 +37,8 @@ _PATIENCE = float("inf")
 
 
 class Buffer(Protocol):
-    """The items that an attempt has produced and that no write has taken yet. The buffer calls `on_first` whenever it
-    is empty and gets an item.
+    """The items that an attempt has produced and that are not yet being written. The buffer calls `on_first` each time
+    that it is empty and gets an item.
     """
 
     on_first: Callable[[], None] | None
@@ -99,7 +99,7 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
             name=name,
             at_most=_BATCH,
             patience=_PATIENCE,
-            sets_aside=True,  # a chunk that takes too long delays no attempt of another job
+            sets_aside=True,  # a chunk that takes too long is written apart, so that it delays no other job's chunks
         )
         self.start = self._batcher.start
 
@@ -110,10 +110,10 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         return attempt
 
     def _enqueue(self, attempt: AttemptBuffer[_Buffer]) -> None:
-        """Remember a buffer that has unwritten items. Any thread may call this.
+        """Remember that this attempt's buffer has unwritten items. Any thread may call this.
 
-        This method appends before it checks the event. `turn` clears the event before it empties the queue. So either
-        the turn that runs now takes the buffer, or the event is set for the next turn.
+        This method first appends the buffer, and then checks the event. `turn` first clears the event, and then empties
+        the queue. So either the current turn takes the buffer, or the event is set for the next turn.
         """
         self._unwritten.append(attempt)
         if not self._wake.is_set():
@@ -150,10 +150,10 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         attempt.writing.add_done_callback(self._writes.discard)
 
     async def _write(self, attempt: AttemptBuffer[_Buffer], earlier: asyncio.Task[None] | None) -> None:
-        """Write the items that the attempt's buffer has when the attempt's `earlier` write has ended.
+        """Wait until the attempt's `earlier` write has ended. Then write the items that the buffer has by then.
 
         So the chunks of an attempt are written in their order, and the last write ends last. The batcher alone does not
-        keep the order, because it sets a chunk aside if somebody has locked the job.
+        keep the order, because it sets a chunk aside if another transaction has locked the job.
         """
         if earlier is not None:
             await asyncio.wait([earlier])

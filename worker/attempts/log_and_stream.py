@@ -1,5 +1,5 @@
-"""Collects and writes the log of each attempt, and its stream (the values that its handler emits). The runner opens log
-and stream for a new attempt, and finishes them at the attempt's end.
+"""Collects the log of each attempt, and its stream (the values that its handler emits), and writes them into the
+database. The runner opens both for a new attempt, and finishes them at the attempt's end.
 
 Most attempts log and emit nothing. So an attempt has no buffers until its first line or value.
 """
@@ -19,8 +19,8 @@ from leasehold.worker.attempts.chunk_writer import AttemptBuffer, ChunkWriter
 
 
 class LogAndStream:
-    """The buffers of one attempt: the lines that its handler logs, and the values that it emits. This class is a
-    `Source` of leasehold.telemetry.attempt_logs, which means an object with the attempt's `recorder`.
+    """The buffers of one attempt: the lines that its handler logs, and the values that it emits. Functions that log and
+    emit find the attempt's `recorder` here (the Protocol `Source` of leasehold.telemetry.attempt_logs).
     """
 
     __slots__ = ("_claimed", "_closed", "_writers", "log", "stream")
@@ -88,8 +88,8 @@ def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogCh
 
 
 def _stream_chunk(claimed: Claimed, first_number: int, chunks: list[bytes]) -> StreamChunk:
-    # The task's first attempt begins the stream, and an attempt after a snooze or a suspension (`waiting`) continues
-    # the stream. Any other later attempt begins the stream again. An attempt that would continue also begins the stream
-    # again if an attempt has failed since the last chunk: APPEND_STREAM finds that out.
+    # The task's first attempt (epoch 1) begins the stream. An attempt after a snooze or a suspension (`waiting`)
+    # continues the stream, and any other later attempt begins it again. Exception: an attempt after `waiting` also
+    # begins it again if an attempt has failed since the last chunk. The statement of `streams.append` finds this case.
     begins_again = claimed.lease.epoch > 1 and claimed.previous_state != "waiting"
     return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_again)

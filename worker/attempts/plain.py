@@ -24,8 +24,9 @@ def is_plain(handler: Callable[..., Any]) -> bool:
 
 
 class BlockingAttempt:
-    """The PlainAttempt that a plain handler gets. The coroutine methods of `attempt` run in the event loop, while the
-    handler's thread waits. All other methods, except `progress`, run in the handler's thread.
+    """The object that a plain handler gets as its attempt (it has the interface of PlainAttempt). The coroutine methods
+    of `attempt`, and `progress`, run in the event loop. The handler's thread waits for the coroutine methods only. All
+    other methods run in the handler's thread.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -34,7 +35,7 @@ class BlockingAttempt:
         self._has_ended = False
 
     def end(self) -> None:
-        """The attempt has ended: from now on every use of this object in the thread raises Cancelled."""
+        """Record that the attempt has ended. From now on, every use of this object in the thread raises Cancelled."""
         self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:

@@ -75,8 +75,8 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
 async def publish_outputs(
     store: ObjectStore, cache: OutputCache | None, prefix: str, step: Step, done: Done, digest: str, held: HeldLease
 ) -> Completion:
-    """Upload every file, the primary output last. Small files are also put into `cache`. Raises the errors of the
-    store.
+    """Upload every file of `done`, the primary output last. `prefix`: the prefix of the job's objects. `digest`: the
+    digest of the work. Small files are also put into `cache`. Raises the errors of the store.
     """
 
     async def publish(name: str, file: File, metadata: dict[str, str]) -> Output:
@@ -120,7 +120,8 @@ async def find_published(
         manifest = _decoded_manifest(primary.metadata.get(_MANIFEST))
         if manifest is None:
             return None
-        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]  # another release's fields: TypeError
+        # TypeError: another release has written other fields.
+        listed_outputs = [Output(**fields) for fields in manifest["outputs"]]
         existing = await gather_or_cancel(store.head(output.key) for output in listed_outputs)
         for output, stored in zip(listed_outputs, existing, strict=True):
             if stored is None or stored.sha256 != output.sha256 or stored.size != output.size:

@@ -22,7 +22,9 @@ _LOCK = "owner.lock"
 
 
 class WorkDir:
-    """`with WorkDir(root, worker) as path`: the folder for attempts in the worker's directory."""
+    """`with WorkDir(root, worker) as path`: `path` is the folder for attempts in the worker's directory, `root/WORKER`.
+    Several workers may have the same `root`.
+    """
 
     def __init__(self, root: Path, worker: UUID) -> None:
         self._root = root

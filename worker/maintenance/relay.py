@@ -1,6 +1,7 @@
-"""The relay sends the hints (messages about due tasks) that remain in the outbox, the table of hints without a confirm
-of the broker. The process that wrote these hints has not sent them. There are four reasons: the process died, it
-publishes no hints, the broker was away, or its announcer had too many hints.
+"""The relay sends hints (messages about due tasks) that remain in the outbox. The outbox is the table of the hints that
+the broker has not confirmed. Normally the process that writes a hint sends it after the commit, with its announcer. A
+hint remains in four cases: the process died, the process publishes no hints, the broker was away, or the announcer had
+too many hints.
 """
 
 from __future__ import annotations
@@ -91,12 +92,14 @@ class Relay:
                 await outbox.put_off(connection, outbox_id, DUTY)
 
     async def _take(self, connection: Connection) -> tuple[list[Announcement], bool]:
-        """The hints of one turn, and whether no other hints are due."""
+        """The hints of one turn, and whether these are all hints that are due."""
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         batches = await outbox.split(connection, _MAX_SPLIT, seconds_back)
         announcements = await outbox.take(connection, _MAX_HINTS, seconds_back)
+        # `oldest=None`: every hint that was taken leaves the outbox, or becomes due again later. So the next window
+        # begins at this turn.
         self._window.polled(started_at, whole=seconds_back is None, oldest=None, min_overdue=0.0)
         is_all = batches < _MAX_SPLIT and len(announcements) < _MAX_HINTS
         if not is_all:
-            self._window.forget()
+            self._window.forget()  # the next turn reads the whole outbox
         return announcements, is_all

@@ -39,7 +39,7 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Live the life of a child process. It runs one step and exits. The function never returns into the zygote's code.
+    """Do all that a child process does: run one step, and exit. The function never returns into the zygote's code.
 
     `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the zygote's process id;
     when the zygote ends, the kernel kills the child. `channel`: the socket to the worker, for frames. `output`: the
@@ -171,7 +171,7 @@ class _WorkerLink:
 
 
 def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
-    """Run the handler. Returns the frame for what the handler returned or raised."""
+    """Run the handler. Returns the frame with the handler's result or error."""
     try:
         work = _work(pipeline, run)
         _use_directory(work.directory)
@@ -184,7 +184,7 @@ def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
         _flush()
 
 
-# Only builds the argument of the handler, and runs nothing.
+# The argument of the handler. This function calls no code of the handler.
 def _work(pipeline: Pipeline, run: frames.Run) -> Work:
     try:
         params = params_of_json(pipeline.params, run.params)

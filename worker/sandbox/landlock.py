@@ -1,5 +1,5 @@
-"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts its own access to some
-files. If the kernel's Landlock can also deny TCP, the process gives up TCP, too.
+"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts which files it can use. If
+the kernel's Landlock can also deny TCP, the process gives up TCP, too.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the
@@ -15,7 +15,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+# Numbers that the kernel defines: three system calls (the same on every architecture), a flag, and a type of rule.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 
@@ -32,8 +33,10 @@ _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE  # the rights that the
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1  # the rights of Landlock version 1
-_NET_TCP = 0b11  # no bind, and no connect
-_SCOPES = 0b11  # no connections to abstract sockets of processes outside the domain, and no signals to them
+# What a ruleset denies besides rights on files. `_NET_TCP`: bind and connect. `_SCOPES`: connections to abstract
+# sockets of processes outside the domain, and signals to these processes.
+_NET_TCP = 0b11
+_SCOPES = 0b11
 
 
 def version() -> int:
@@ -54,6 +57,7 @@ def _rights(abi: int) -> int:
     return rights
 
 
+# The two structs that the kernel reads: landlock_ruleset_attr, and landlock_path_beneath_attr.
 class _Attributes(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 

@@ -19,11 +19,13 @@ _JSON_COLUMNS = frozenset({"headers", "limits"})
 
 
 def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mapping[str, str]) -> str:
+    # `placeholder`: makes the driver's placeholder from the number of a parameter. `escapes`: a character -> the text
+    # that the driver needs in its place.
     def replacement(token: re.Match[str]) -> str:
         if token[1] is None:
             return escapes.get(token[0], token[0])
-        # `parameter` passes JSON as text, so PostgreSQL must convert the text to jsonb. SQLAlchemy needs escaped
-        # colons.
+        # The function `parameter` passes JSON as text, so PostgreSQL must convert the text to jsonb. The two colons of
+        # a cast are escaped for SQLAlchemy.
         colons = escapes.get(":", ":") * 2
         return placeholder(token[1]) + (f"{colons}text{colons}jsonb" if token[2] else "")
 

@@ -1,7 +1,7 @@
 """Sends the acknowledgements of one channel, many in one write. There is no timer. The ACKs that come during a write go
 out together in the next write.
 
-Source of the layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
+Source of the frame's layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiormq.abc import AbstractChannel, ChannelFrame
 from leasehold.broker.amqp.wire import METHOD, frame
 from leasehold.domain.errors import BrokerUnavailable
 
-_ACK = struct.Struct(">IQ?")
+_ACK = struct.Struct(">IQ?")  # class and method, delivery tag, `multiple`
 _BASIC_ACK = 0x3C0050  # class 60 and method 80
 
 
@@ -24,8 +24,9 @@ def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
 
 
 class Acks:
-    """Remembers the unacknowledged deliveries of a channel, because RabbitMQ closes a channel that acks a tag twice.
-    When the channel is lost, `run` raises an error. The other methods then return immediately, without an error.
+    """Remembers which deliveries of a channel still need an ACK, because RabbitMQ closes a channel that acknowledges a
+    delivery twice. When the channel is lost, `run` raises an error. The other methods then return immediately, without
+    an error.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:

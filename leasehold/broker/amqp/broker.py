@@ -38,7 +38,8 @@ class AmqpBroker:
 
     @property
     def connected(self) -> bool:
-        return self.publishing and all(self._consumer.subscriptions.values())  # queue -> whether it is consumed
+        # `subscriptions`: queue -> whether the queue is consumed now.
+        return self.publishing and all(self._consumer.subscriptions.values())
 
     @property
     def last_delivery_at(self) -> float | None:
@@ -84,8 +85,8 @@ class AmqpBroker:
             "queue_type": self._topology.queue_type,
             "publishing": self.publishing,
             "consuming": dict(self._consumer.subscriptions),
-            "unroutable": self._publisher.unroutable,
-            "garbage": dict(self._consumer.garbage),
+            "unroutable": self._publisher.unroutable,  # how many hints RabbitMQ has returned
+            "garbage": dict(self._consumer.garbage),  # reason -> how many messages were dropped
             "connects": {"publish": self._publisher.link.connects, "consume": self._consumer.link.connects},
         }
 

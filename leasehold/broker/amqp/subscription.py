@@ -48,7 +48,7 @@ class Subscription:
         self._has_consumed = False
         self._last_reason: str | None = None  # why the last attempt failed; None: the last attempt succeeded
         self.queue = queue
-        self.name = topology.name_of(queue, band)
+        self.name = topology.name_of(queue, band)  # RabbitMQ's queue for this band of `queue`
 
     @property
     def consuming(self) -> bool:
@@ -61,8 +61,8 @@ class Subscription:
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
     ) -> None:
-        """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
-        ladder = Ladder()
+        """Consume until cancelled. `on_resumed`: called each time that consuming starts, except the first time."""
+        ladder = Ladder()  # the growing waits between the attempts to consume
         while not self.stopped:
             reason: Exception | None = None
             try:
@@ -72,7 +72,8 @@ class Subscription:
                 check_not_cancelled()  # the AMQP client may have turned the task's cancel into another error
                 reason = error
             if not connection.is_opened:
-                return await until_closed(connection)  # the caller logs why it closed, and serves the next connection
+                # The caller logs why the connection closed, and calls `serve` with the next connection.
+                return await until_closed(connection)
             self._report(reason)
             await ladder.wait()
         return None
@@ -100,8 +101,8 @@ class Subscription:
         on_resumed: Callable[[Subscription], None],
         ladder: Ladder,
     ) -> None:
-        # Declare the queue, open a channel, and consume until the channel closes, RabbitMQ cancels the consumer, or
-        # ACKs cannot be sent. Then close the channel.
+        # Declare the queue, open a channel, and begin to consume. When the channel closes, RabbitMQ cancels the
+        # consumer, or ACKs cannot be sent, close the channel.
         await self._topology.declare(connection, self.name)
         async with answered_within(RPC_SECONDS):
             channel: AbstractChannel = await connection.channel(publisher_confirms=False)
@@ -112,8 +113,8 @@ class Subscription:
         cancel_task = asyncio.create_task(cancel_event.wait())
         self._channel, self._acks = channel, acks
 
-        # The sieve of the wire gets each frame from the broker before the AMQP client. It passes this channel's
-        # deliveries to `receive`, and all other frames to the client.
+        # `wire.sieve` gets each frame from the broker before the AMQP client does. It passes this channel's deliveries
+        # to `receive`, and all other frames to the client.
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:

@@ -1,5 +1,5 @@
-"""The limits of a model and its reference images. The API writes them into each job's parameters, so this module
-imports no heavy library.
+"""The limits of a model and its reference images. The API imports this module, because it writes the limits into each
+job's parameters. So this module imports no heavy library.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ MIB = 1024 * 1024
 
 
 class ModelLimits(BaseModel):
-    """The steps check each limit as soon as they know the value that it bounds: the file's size first, the tensors'
-    shapes last.
+    """The steps check each limit as soon as they know the value that the limit bounds. They know the file's size first,
+    and the tensors' shapes last.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

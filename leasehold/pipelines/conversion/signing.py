@@ -20,8 +20,9 @@ _NEF = "output/out.nef"
 
 
 def sign_package(settings: Settings, files: Mapping[str, Path]) -> None:
-    """Sign the package, if the installation has a key. A package of the vendor's toolchain stays unchanged. Raises
-    DeclarationError for an invalid key.
+    """Sign the package, if the installation has a key. Only packages of the platform's own toolchain are containers,
+    which can be signed. A package of the vendor's toolchain stays unchanged. Raises DeclarationError for an invalid
+    key.
     """
     text = settings.conversion_signing_key.get_secret_value()
     if text and nef.is_container(files[_NEF]):

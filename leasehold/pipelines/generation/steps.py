@@ -63,7 +63,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         provider, credential = provider_context.access(params)
     except NoAccess as error:
         raise _final_error(note, error.code, error.message) from None
-    # A provider that honours the order's token does not sell the same order twice.
+    # A provider that honours the order's token does not sell the same order twice. With `resubmit`, the client accepts
+    # that the order may be sold twice.
     may_repeat = provider.honours_token or params.resubmit
     # `earlier`: the note to keep if this attempt turns out to order nothing. It has `asked_at` only if an earlier
     # attempt may have ordered. Otherwise it is empty, so that a later attempt may order.
@@ -81,7 +82,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     except TryLater as error:
         tries = note.get("tries", 0) + 1
         later = earlier | {"tries": tries, "last_error": error.message}
-        await attempt.remember(later)  # in a job that is being cancelled, the snooze writes no note
+        await attempt.remember(later)  # because in a job that is being cancelled, the snooze below writes no note
         return Snooze(_retry_delay(params, error, tries, seconds_left), later)
     except (NoAccess, Rejected) as error:
         raise await _recorded_rejection(attempt, error, earlier) from None
@@ -232,6 +233,7 @@ async def _cancelled_late_order(attempt: Attempt, note: dict[str, Any]) -> Perma
     params, provider_context = _params_and_context(attempt)
     try:
         provider, credential = provider_context.access(params)
+        # 1.0: the seconds left. Any number would do, because a cancel does not use the order's time limit.
         await provider.cancel(note["ref"], order_of(params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
@@ -278,9 +280,10 @@ async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
 
 
 def _retry_delay(params: GenerationParams, error: ProviderError, misses: int, seconds_left: float) -> timedelta:
-    """The pause before the next request. If the provider's answer has a Retry-After, the pause is as long, but at least
-    the poll interval. Otherwise the pause starts at the poll interval, and doubles with each further failure in a row
-    (`misses`). Both pauses have an upper bound, get jitter, and end at the deadline.
+    """The pause before the next request. If the provider's answer has a Retry-After, the pause lasts that long, but at
+    least the poll interval. Otherwise the pause is the poll interval, doubled with each further failure in a row.
+    `misses`: the number of these failures. Every pause has an upper bound, gets jitter, and ends at the deadline at the
+    latest.
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:

@@ -35,9 +35,9 @@ class Animation(Image.Image):
         self.is_animated = frames > 1
         self.plays = min(plays, _MAX_PLAYS)
         self.durations: list[int] = []
-        self.has_alpha = False
+        self.has_alpha = False  # whether one of the frames that were rendered until now is transparent
         self._render = render
-        self._index = -1
+        self._index = -1  # the number of the current frame, which Pillow reads
         first_frame = self._render_current(0)
         # Copied, because the decoder may overwrite these pixels when it decodes the next frame.
         self.first_frame = first_frame.copy() if self.is_animated else first_frame

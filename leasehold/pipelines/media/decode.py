@@ -1,5 +1,5 @@
-"""Opens a picture and decodes its frames, for the media steps. Damage of the picture is raised as `corrupt_image`. A
-lack of memory and errors of the system are raised as they are.
+"""Opens a picture and decodes its frames, for the media steps. If the picture is damaged, `Picture` raises Permanent
+`corrupt_image`. MemoryError and errors of the operating system pass unchanged.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ PLUGINS = (
 heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: Content type -> the peak memory of its decoder. These decoders report a lack of memory as damage of the picture. So
-#: `Picture` first allocates as much memory itself, and MemoryError is raised if there is too little.
+#: Content type -> the bytes that its decoder needs at most for each pixel of the picture. These decoders report a lack
+#: of memory as damage of the picture. So `Picture` first allocates as much memory itself, and raises MemoryError if
+#: there is too little.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
-_FOREVER = 0
+_FOREVER = 0  # the value of `Picture.plays` for an animation that never ends
 
-_DEFAULT_MS = 100  # the time of a frame that would be shown for less than SHORTEST_MS
+_DEFAULT_MS = 100  # a frame whose file gives no time, or less than SHORTEST_MS, is shown for this time
 
 
 def _decoding() -> AbstractContextManager[None]:
-    """Turn a decoder's errors about the picture into Permanent. Use it around each call of a decoder."""
+    """A context manager for each call of a decoder. It turns the decoder's errors about the picture into Permanent."""
     return damage_is_permanent(
         damaged=lambda: corrupt_image("it cannot be decoded"),
         too_many_pixels=more_pixels_than_accepted,
@@ -72,9 +73,9 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. The picture is refused if the decoder finds more frames or a larger
-        size than the header has. None: nothing is compared. The size is compared again when a later frame is read.
-        Raises Permanent: corrupt_image or too_many_pixels.
+        `header`: the size and the number of frames that the check of the file's header found; None: nothing is
+        compared. The picture is refused if the decoder finds a larger size or more frames. `frame` compares the size
+        again. Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():
             if header is not None:
@@ -95,7 +96,7 @@ class Picture:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
             return 1  # only the first picture is read; counting TIFF pages might never end, as they may form a circle
         if content_type == "image/gif" and header is not None:
-            return header.frames
+            return header.frames  # Pillow would read through the whole file to count them
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _check_size(self) -> None:
@@ -136,7 +137,7 @@ class Picture:
     def shrink_on_load(self, size: Size) -> Box | None:
         """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
 
-        Returns the box that the picture then fills, or None if the decoder has not scaled it.
+        Returns the part of the scaled frame that the picture fills, or None if the decoder does not scale.
         """
         with _decoding():
             drafted = self._image.draft(None, size)

@@ -16,7 +16,7 @@ Box = tuple[float, float, float, float]  # left, upper, right and lower side, in
 _WHITE = (255, 255, 255)
 #: A mode with an alpha channel -> the same mode without it.
 _WITHOUT_ALPHA = {"LA": "L", "RGBA": "RGB"}
-_PLAIN_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
+_PLAIN_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}  # the modes of the pictures that `plain` returns
 _OPAQUE = 255
 _MAX_BYTE = 255
 
@@ -74,10 +74,13 @@ def fit(size: Size, max_side: int) -> Size:
 def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Image:
     """Resample to `size` with Lanczos' filter. `box`: the part of the image to use. Raises MemoryError.
 
-    Pillow resamples in three cases: a large reduction, because Pillow first reduces by a cheap exact method; an image
-    with alpha, because Pillow weights the colours by their alpha; a box, because Pillow can cut within a pixel. In all
-    other cases libvips resamples, because it takes half of Pillow's time for 12 megapixels. The results hardly differ
-    (54 dB PSNR).
+    Pillow resamples in three cases:
+    - a large reduction, because Pillow first reduces by a cheap exact method
+    - an image with alpha, because Pillow weights the colours by their alpha
+    - a box, because Pillow can cut within a pixel
+
+    In all other cases libvips resamples, because it takes half of Pillow's time for 12 megapixels. The results hardly
+    differ (54 dB PSNR).
     """
     if image.size == size:
         return image
@@ -89,9 +92,10 @@ def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Imag
 
 def _shrink_with_vips(image: Image.Image, size: Size) -> Image.Image:
     width, height = image.size
+    # `shared`: the picture's own memory, which libvips can read without a copy; None: the layout needs a copy.
     mode, shared = image.mode, pixels_of(image)
     if shared is not None and mode == "RGB":
-        mode = "RGBX"  # with the padding byte, because libvips is faster with four bytes than with three
+        mode = "RGBX"  # Pillow's memory has a padding byte after each pixel
     data = image.tobytes() if shared is None else shared
     pixels = pyvips.Image.new_from_memory(data, width, height, Image.getmodebands(mode), "uchar")
     try:

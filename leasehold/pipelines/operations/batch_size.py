@@ -11,8 +11,8 @@ BATCH_SECONDS = 0.01
 SMALL_BATCH, SMALL_BATCH_SECONDS = 20, 0.04
 #: The largest number of jobs in a batch, and the number of jobs in the first batch.
 MAX_BATCH, _FIRST_BATCH = 100, 8
-#: Each faster batch lowers the estimated time of one job to this part of it, or to the batch's own time if that is
-#: longer.
+#: A faster batch multiplies the estimated time of one job by this factor. But the estimate never becomes shorter than
+#: the time that the batch itself took for one job.
 _DECAY = 0.9
 
 

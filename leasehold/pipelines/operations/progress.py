@@ -1,7 +1,5 @@
 """The progress of a bulk operation (a job that cancels, retries or deletes other jobs). The operation's step stores its
-progress as a note, which the next attempt reads.
-
-Each batch of jobs commits the note together with its changes.
+progress as a note, which the next attempt reads. The transaction that changes a batch of jobs also writes the note.
 """
 
 from __future__ import annotations
@@ -44,9 +42,10 @@ class Left(BaseModel):
 
 
 class Canary(BaseModel):
-    """The jobs that go first. `until`: the Unix time by which these jobs must have ended. It is None until the
-    operation has acted on all of these jobs. It is None again if these jobs have stopped the operation, and a person
-    has retried the operation. `passed`: whether the operation may go on after these jobs; None: not known yet.
+    """The few jobs on which the operation acts first, as a trial. `until`: the Unix time by which these jobs must have
+    ended. It is None until the operation has acted on all of them. It becomes None again if the trial has stopped the
+    operation, and a person has retried the operation. `passed`: whether the operation may go on to the other jobs;
+    None: not known yet.
     """
 
     job_ids: list[UUID] = Field(default_factory=list)
@@ -85,8 +84,8 @@ class Progress(BaseModel):
 
     @property
     def percent(self) -> float:
-        """The percentage of jobs that are done, at most 99.9. `total` may be too low an estimate, so only the
-        operation's end means that all jobs are done.
+        """The percentage of jobs that are done, at most 99.9. It never says 100, because `total` may be too low an
+        estimate. Only the operation's end means that all jobs are done.
         """
         if self.total is None or not self.total.n:
             return 0.0

@@ -30,7 +30,7 @@ class Claimed:
     params: dict[str, Any]
     inputs: dict[str, str]  # the job's input objects: name -> key
     output_prefix: str
-    trace: dict[str, str] | None
+    trace: dict[str, str] | None  # the ids of the request that submitted the job
     handler: str | None  # the `pipeline.step` whose code runs the task, if the job's template names one
     timeout_seconds: int | None  # the time limit of one attempt, if the job's template sets one
     gated: bool  # the job passed concurrency limits, so its end may admit other jobs

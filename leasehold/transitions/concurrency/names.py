@@ -15,8 +15,9 @@ ConcurrencyLimitName: TypeAlias = tuple[str, str]
 #: value.
 _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
-#: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units
-#: of LIMITS are limits whose admissions failed. `counted` also creates the counters of the duties.
+#: The names of two duties in the table `quarantine`, which lists the units that were set aside after an error. The
+#: units of JOBS are jobs, and the units of LIMITS are concurrency limits. `counted` creates the duty's counters, and
+#: returns its name.
 JOBS, LIMITS = counted("admissions"), counted("gates")
 #: SQL: the limit `g` as a unit of the duty LIMITS.
 LIMIT_UNIT = "g.tenant_id || '/' || g.key"

@@ -1,5 +1,6 @@
 """What clients, operators and maintenance do to jobs: `submit`, `request_cancel`, `replay` (run again), `resolve` (give
 a result to a failed step whose outcome was unknown), `delete` (hide the job), and `forget` (delete the job's rows).
+A NewJob describes a job for `submit`. The functions `..._together` act on many jobs at once.
 """
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel

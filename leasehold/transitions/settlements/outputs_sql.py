@@ -10,9 +10,9 @@ from leasehold.transitions.settlements.records import Output
 
 
 def write_outputs(settled: str, parameter: str) -> str:
-    """SQL: the CTE `outputs`. `settled`: the name of a CTE with a row for each task that passed the guard. Its columns
-    are id, job_id, tenant_id, step, and `place`, the task's position in an array. `parameter`: the SQL parameter with
-    this array, which `outputs_column` makes.
+    """SQL: the CTE `outputs`. `settled`: the name of a CTE with a row for each task whose attempt still had the lease.
+    Its columns are id, job_id, tenant_id, step, and `place`, the task's position (from 1) in an array. `parameter`: the
+    SQL parameter with this array, which `outputs_column` makes.
 
     After a snooze or a fan-out, a later attempt of the step may write an output again. Then the newer object replaces
     the older one.

@@ -2,9 +2,9 @@
 fails, or the process dies, this module undoes the copies that were made.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
-passes the call to `Promoter`. The leading worker (elected for maintenance) undoes the copies of calls whose process
-died (`undo_dead`). Neither `Promoter` nor `undo_dead` holds a database connection while it waits for the target or the
-store.
+passes the call to `Promoter`. The leader (the worker that does the fleet's maintenance) undoes the copies of calls
+whose process died (`undo_dead`). While `Promoter` and `undo_dead` wait for the target or the store, they hold no
+database connection.
 
 The backup of a replaced object lies under the prefix BACKUPS. It does not lie under the prefix of its job, because the
 job may be deleted while a call still needs the backup.
@@ -64,8 +64,8 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
 
 class Promoter:
-    """Copies the artifacts of one call, and undoes the copies if the call fails. The leading worker uses this class
-    only to undo.
+    """Copies the artifacts of one call, and undoes the copies if the call fails. The leader uses this class only to
+    undo.
     """
 
     def __init__(self, connections: Acquire, store: ObjectStore, target: Target) -> None:
@@ -85,13 +85,14 @@ class Promoter:
         record commits in one transaction with the writes of `on_finish`.
 
         Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone,
-        either before this function raises, or later by the leading worker. Exception: if the answer to the COMMIT was
-        lost and PostgreSQL does not answer afterwards, the job may be promoted. A second request then shows whether it
-        is promoted.
+        either before this function raises, or later by the leader. Exception: if the answer to the COMMIT was lost and
+        PostgreSQL does not answer afterwards, the job may be promoted. A second request then shows whether it is
+        promoted.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
         async with self._connections() as connection:
+            # Key -> whether the key holds an object that the tenant has promoted.
             is_own_by_key = await promotions.claim(
                 connection, call, keys, [copy.key for copy in copies if copy.replace]
             )
@@ -115,10 +116,12 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, *, is_own: bool) -> None:
-        """Copy one artifact. If the key holds no object, this creates one. If the tenant has promoted the object there
-        (`is_own`), this replaces the object, and keeps a copy of the old object at the key `backup`. If the target does
-        not report whether the key holds an object, `create` asks the target not to overwrite an object. If the object
-        is somebody else's, raises Conflict.
+        """Copy one artifact. There are four cases:
+        - The key holds no object: create one.
+        - The key holds an object that the tenant has promoted (`is_own`): replace it, and keep a copy of the old object
+          at the key `backup` of the installation's store.
+        - The target does not report whether the key holds an object: create one, and ask the target not to overwrite.
+        - The key holds an object of somebody else: raise Conflict.
         """
         existing = await self._target.existing(copy.key)
         if existing is Existing.NOTHING:
@@ -131,7 +134,8 @@ class Promoter:
             raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
     async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
-        async with self._connections() as connection:  # first, so that the backup is deleted even if this process dies
+        # Record the backup before it is made, so that it is deleted even if this process dies.
+        async with self._connections() as connection:
             await promotions.record_intent(connection, call, copy.key, None, backup)
         await self._target.back_up(copy.key, backup)
         async with self._connections() as connection:
@@ -139,8 +143,8 @@ class Promoter:
         await self._target.replace(copy.key, copy.source, copy.size, str(call.id))
 
     async def _create(self, call: PromoteCall, copy: Copy, *, known_absent: bool) -> None:
-        """Create the object. `known_absent`: the target has reported that the key holds no object. Otherwise the record
-        says "unsure", until the target confirms that it created the object.
+        """Create the object. `known_absent`: the target has reported that the key holds no object. If it has not, the
+        call's record of intent says "unsure", until the target confirms that it has created the object.
         """
         async with self._connections() as connection:
             await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
@@ -166,6 +170,7 @@ class Promoter:
         except TRY_AGAIN:  # PostgreSQL may have committed, and its answer was late or lost
             if not await until_answered(partial(self._is_finished, call, keys), within=_FINISH_SECONDS):
                 raise
+        # With `change=None`, `undo` deletes only the backup.
         return [replace(change, change=None) for change in changes if change.backup is not None]
 
     async def _is_finished(self, call: PromoteCall, keys: Sequence[str]) -> bool:
@@ -175,8 +180,8 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                # Repeat until PostgreSQL answers. While the records still name `_foreign_keys`, a worker that undoes
-                # the call later could remove the objects of others.
+                # Repeat until PostgreSQL answers. While the call's records still name `_foreign_keys`, the leader could
+                # undo the call later, and remove the objects of others.
                 if self._foreign_keys:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
                 await until_answered(partial(self._undo_changes, call), within=promotions.UNDO_SECONDS)
@@ -197,7 +202,7 @@ class Promoter:
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
         """Remove created objects, restore replaced objects, and delete the backups. Returns False if some changes could
-        not be undone now. The leading worker then tries them again.
+        not be undone now. The leader then tries them again.
         """
         is_complete = True
         for change in changes:
@@ -238,7 +243,7 @@ class Promoter:
             await promotions.record_restored(connection, change)
 
     async def _delete_backups(self, left_backups: Sequence[KeyChange]) -> None:
-        """Delete the backups of a finished call. If this fails, the leading worker deletes them later."""
+        """Delete the backups of a finished call. If this fails, the leader deletes them later."""
         try:
             await self.undo(left_backups)
         except TRY_AGAIN as error:
@@ -262,7 +267,7 @@ async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore
             await Promoter(connections, store, target).undo(changes)
     except BadGateway:
         log.warning("the target took too long: copies of dead promotions are undone later")
-    finally:
+    finally:  # after a success, too: this ends the claims of the jobs
         async with connections() as connection:
             for call in calls:
                 await promotions.give_up(connection, call)

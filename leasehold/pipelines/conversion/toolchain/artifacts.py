@@ -1,5 +1,5 @@
-"""The names of the files that both toolchains write, and helpers for their reports and progress. One toolchain is our
-own, made of open-source libraries; the other is the vendor Kneron's.
+"""The names of the files that both toolchains write, and helpers for their reports and progress. One toolchain is the
+platform's own, made of open-source libraries. The other is that of the vendor Kneron.
 """
 
 from __future__ import annotations

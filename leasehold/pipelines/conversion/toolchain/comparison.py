@@ -1,5 +1,6 @@
-"""Compares the outputs of two models, and measures how fast a model runs. Both toolchains (our own, which uses
-open-source libraries, and that of the vendor Kneron) call this module for their reports.
+"""Compares the outputs of two models, describes the outputs of one model, and measures how fast a model runs. Both
+toolchains (the platform's own, which uses open-source libraries, and that of the vendor Kneron) call this module for
+their reports.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _MAX_DB = 200.0
 #: been measured.
 LARGEST_FLOAT = sys.float_info.max
 _TIMED_RUNS = 5
-#: If an output is a single score, the scores of both models agree if they differ by at most this share of the float
-#: model's score.
+#: If an output is a single score, the scores of both models agree if they differ by at most this part (0 to 1) of the
+#: reference's score.
 _ONE_SCORE = 0.05
 
 
@@ -39,7 +40,7 @@ class Comparison:
         self._outputs: dict[str, _OutputComparison] = {}
 
     def add(self, reference: Tensors, answer: Tensors) -> None:
-        """Add one sample. `reference` and `answer`: what the two models answered to it."""
+        """Add one sample. `reference`, `answer`: the outputs of the reference model, and of the model to compare."""
         for name, expected in reference.items():
             self._outputs.setdefault(name, _OutputComparison()).add(expected, answer[name])
 
@@ -49,13 +50,13 @@ class Comparison:
 
 
 class _OutputComparison:
-    """Compares one output of both models. It keeps sums over the samples, and no values."""
+    """Compares one output of both models. It keeps sums over the samples, and not the values."""
 
     def __init__(self) -> None:
         self._top1_equal: list[bool] = []
         self._is_infinite = False
-        # Over all values: the sums of the squares of the reference and of the answer, of their products, and of the
-        # squared errors; and the largest error.
+        # Over all values: the sum of the squares of the reference (`_signal`), the sum of the squares of the answer,
+        # the sum of their products, the sum of the squared errors (`_noise`), and the largest error.
         self._signal = self._answer_power = self._product = self._noise = self._max_error = 0.0
 
     def add(self, expected: np.ndarray[Any, Any], answer: np.ndarray[Any, Any]) -> None:
@@ -90,9 +91,9 @@ class _OutputComparison:
 
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Whether, in every item of the batch, the largest score is at the same place. An output of integers, such as the
-    index of a class, must be equal. If an item has only one score, its place says nothing. Such a score may differ from
-    the expected score by at most the share _ONE_SCORE.
+    """Whether, in every item of the batch, the largest score is at the same place. `first`: the reference's output. An
+    output of integers, such as the index of a class, must be equal. If an item has only one score, its place says
+    nothing. Such a score may differ from the reference's score by at most the part _ONE_SCORE of it.
     """
     if first.shape != second.shape:
         return False
@@ -135,7 +136,7 @@ class Description:
         self._samples: dict[str, list[tuple[float, float, float]]] = {}
 
     def add(self, answer: Tensors) -> None:
-        """Add one sample. `answer`: what the model answered to it."""
+        """Add one sample. `answer`: the model's outputs for it, by name."""
         for name, values in answer.items():
             samples = self._samples.setdefault(name, [])
             if values.size:

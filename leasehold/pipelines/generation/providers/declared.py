@@ -38,6 +38,7 @@ PLACEHOLDERS = frozenset(
     }
 )  # fmt: skip
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+#: A JSON pointer into the provider's answer.
 Pointer = Annotated[str, Field(pattern=r"^(/[^/]*)*$")]
 
 
@@ -53,13 +54,13 @@ class RequestTemplate(BaseModel):
 
 
 class Declaration(BaseModel):
-    """One declared provider. Every provider needs `urls`. A provider that does not answer a submit with the links to
-    the files also needs `ref`, `poll`, `status` and `statuses`.
+    """One declared provider. Every provider needs `submit` and `urls`. If the answer to `submit` does not have the
+    links to the files yet, the provider also needs `ref`, `poll`, `status` and `statuses`.
 
-    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: the meaning of each status of
-    the provider. A status that is not a text is written here as in JSON (`true`, `2`). `token_header`: the header for
-    the idempotency token. Name the header only if the provider promises that a second order with the same token buys
-    nothing.
+    Pointers into an answer: `ref` (the provider's id of the order), `status`, `urls` (the links to the files), `error`
+    (a message) and `fail_code` (the provider's own code). `statuses`: the meaning of each status of the provider. A
+    status that is not a text is written here as in JSON (`true`, `2`). `token_header`: the header for the idempotency
+    token. Name the header only if the provider promises that a second order with the same token buys nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -135,7 +136,7 @@ def declarations(source: str) -> list[Declaration]:
 
 
 class Declared:
-    """The client of a declared provider."""
+    """The client of a declared provider. The Protocol `Provider` (provider.py) explains the methods."""
 
     def __init__(self, sender: RequestSender, declaration: Declaration) -> None:
         self._sender = sender
@@ -194,8 +195,8 @@ class Declared:
         """Send the request of this template. `buys`: whether the request is an order, which may cost money."""
         values = _values_of(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
-        if body is not None and buys:  # this is a submit. `extra`: members that the client wrote for this provider
-            body |= order.extra or {}
+        if body is not None and buys:
+            body |= order.extra or {}  # `extra`: members that the client wrote for this provider
         filled_headers = _fill(template.headers, values | {"credential": credential})
         return await self._sender.send(
             template.method,
@@ -267,8 +268,9 @@ def _fill(template: Any, values: Mapping[str, Any]) -> Any:
 
 def _fill_url(template: str, values: Mapping[str, Any]) -> str:
     """The URL with `values`, percent-encoded, in place of the placeholders. Raises Rejected if a value would change the
-    path, because the credential would then go to another path. A value can do this because HTTP libraries and proxies
-    remove a part `..` together with the part before it, and because some of them decode the path first.
+    path, because the credential would then go to another path. A value such as `..` would change it, because HTTP
+    libraries and proxies remove a part `..` together with the part before it. Some of them decode the path first, so
+    the encoding alone does not help.
     """
     parts = re.split(r"([/?#])", template)
     in_path = True

@@ -26,7 +26,9 @@ class Bits:
         return self.unsigned(1) == 1
 
     def exp_golomb(self) -> int:
-        """Read an Exp-Golomb code. AV1 calls it `uvlc`."""
+        """Read a number in Exp-Golomb code (n zero bits, then n + 1 bits with the number plus 1). AV1 calls this code
+        `uvlc`.
+        """
         zeroes = self._bits.find("1", self._position) - self._position
         if not 0 <= zeroes <= _MAX_NUMBER_BITS:
             raise corrupt_image("a parameter of the picture is invalid")

@@ -14,14 +14,14 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 #: The accepted kinds of items: stills, grids of stills, thumbnails, gain maps (HDR) and metadata.
 _ITEM_KINDS = {b"hvc1", b"grid", b"jpeg", b"tmap", b"Exif", b"mime", b"uri ", b"iptc"}
 _BLOCK = 64  # pixels along one side of the largest block of HEVC; a coded picture is filled up to whole blocks
-_SEQUENCE_BOXES = {b"moov", b"moof"}
+_SEQUENCE_BOXES = {b"moov", b"moof"}  # parts that only the file of a sequence has
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
-    ends too early.
+    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`. Raises struct.error or IndexError if
+    the file ends too early.
     """
-    outer_boxes = top_boxes(data)
+    outer_boxes = top_boxes(data)  # the parts of the file: (kind, start, end) of each
     if any(kind in _SEQUENCE_BOXES for kind, _, _ in outer_boxes):
         raise unsupported_format("HEIC sequences are not accepted")
     items = read_items(data, outer_boxes)
@@ -34,6 +34,7 @@ def read(data: bytes) -> Header:
         raise unsupported_format("HEIC whose picture is not an HEVC still image is not accepted")
     heif_checks.check_bytes_to_copy(items)
     _check_chains(items)
+    # The number of a still or a grid -> its width and height.
     sizes = {number: _still_size(item, data) for number, item in items.all.items() if item.kind == b"hvc1"}
     grids = {number: item for number, item in items.all.items() if item.kind == b"grid"}
     sizes |= {number: heif_checks.check_grid(item, data, sizes) for number, item in grids.items()}
@@ -46,8 +47,8 @@ def read(data: bytes) -> Header:
 
 
 def _check_chains(items: Items) -> None:
-    """Refuse chains of references of one kind. If item A refers to item B, then B must exist, and may not refer to a
-    further item. So the references form no circle.
+    """Refuse chains of references. If item A refers to item B, then B must exist, and may have no reference of the same
+    kind. So the references form no circle.
     """
     for kind in (b"auxl", b"thmb"):  # the references of auxiliary images and of thumbnails
         for item in items.all.values():
