@@ -25,11 +25,11 @@ from leasehold.db.job_reads import Row
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
-#: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
+#: Runnable tasks are counted up to _MAX_TASKS in each queue, and up to about _MAX_OF_ALL in all queues together.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
-#: All requests share the rows of a page for this many seconds.
+#: The page of queues and the page of workers read their rows only once in this many seconds, for all requests.
 _SHARED_SECONDS = 2.0
-#: A page shows at most this many jobs that a limit has admitted, and at most this many jobs that wait at it.
+#: The page of a limit shows at most this many jobs that the limit has admitted, and at most this many jobs that wait.
 _MAX_JOBS = 50
 #: A page shows at most this many queues, or workers.
 _MAX_QUEUES, _MAX_WORKERS = 200, 200

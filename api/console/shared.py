@@ -81,7 +81,7 @@ class Shared(Generic[_Answer]):
     def _begun(
         self, key: Hashable, make: Callable[[], Awaitable[_Answer]], reading: Reading | None
     ) -> tuple[_Shareable[_Answer], bool]:
-        """An answer, and whether this call has begun it. If an answer may be shared, this call begins no other."""
+        """An answer, and whether this call has begun it. If an earlier answer may be shared, this call begins none."""
         shareable = self._answers.get(key)
         if shareable is not None and shareable.may_be_shared:
             return shareable, False
@@ -105,8 +105,8 @@ class Shared(Generic[_Answer]):
 
 
 async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> _Answer:
-    """Wait for the answer until the current request has no time left. The task that makes the answer then goes on
-    without the request.
+    """Wait for the answer until the current request has no time left. The asyncio task that makes the answer then goes
+    on without the request.
     """
     async with deadline.current().waiting(), nullcontext() if reading is None else reading.waiting():
         try:
