@@ -159,7 +159,10 @@ class Worker:
                 on_drain=self.retired.set,
             )
         )
+        # `ready`: the queues that the worker can serve before the children are ready.
         self.queues = parts.ready
+        # The stack calls these in reverse order. So the pools close first, then the loops end, and then the parts
+        # close.
         self._stack.push_async_callback(self._end_loops)
         self._stack.push_async_callback(parts.slot_pools.close)
         for name, loop in parts.loops.items():

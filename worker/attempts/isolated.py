@@ -47,7 +47,8 @@ Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
-    """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end.
+    """All isolated attempts of one worker. For each attempt the runner calls `perform`, and `discard_speculations` when
+    the attempt has ended.
 
     `warming`: this asyncio task ends when the children have loaded their handlers, and the worker has decided whether
     the children's fences suffice. If the fences do not suffice, the children are closed by then.
@@ -110,9 +111,10 @@ class IsolatedAttempts:
         started the step speculatively, the attempt uses that execution. If an earlier attempt has published the outputs
         of the same work, the attempt returns those outputs and runs nothing.
 
-        If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
-        a step takes the speculative execution over. If no attempt does, `discard_speculations` ends it. Raises what the
-        handler, the child and the store raise, and NoChild.
+        `may_continue`: whether this worker may go on with the job's later steps. If it returns True after the handler
+        has ended, start later steps speculatively. The attempt at such a step takes the speculative execution over. If
+        no attempt does, `discard_speculations` ends the execution. Raises what the handler, the child and the store
+        raise, and NoChild.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -124,6 +126,7 @@ class IsolatedAttempts:
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
+            # `digest` identifies the work. It is equal in two attempts with the same parameters, inputs and item.
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 with held.beyond_limit():
@@ -165,9 +168,9 @@ class IsolatedAttempts:
         if not self._speculations:
             return
         used_key = (claimed.job_id, claimed.step)
-        # Compare with `is`, because two attempts may have equal leases after a failover that has lost a claim (see
-        # Heartbeat.hold). Only the older attempt is valid. The end of the newer attempt must not discard the
-        # speculations of the older attempt.
+        # `bound_to`: the lease of the attempt at whose end the speculation is discarded. Compare with `is`, because two
+        # attempts may have equal leases after a failover that has lost a claim (see Heartbeat.hold). Only the older
+        # attempt is valid. The end of the newer attempt must not discard the speculations of the older attempt.
         bound_keys = [key for key, speculation in self._speculations.items() if speculation.bound_to is claimed.lease]
         for key in bound_keys:
             if next_claimed is None or key == used_key:
@@ -213,8 +216,8 @@ class IsolatedAttempts:
         )
 
     async def _run_finisher(self, pipeline: Pipeline, step: Step, done: Done) -> None:
-        """Run the step's finisher, if it has one. A finisher runs in the worker, and may use secrets that no child
-        gets.
+        """Run the step's finisher, if it has one. A finisher is a function that changes the step's files before they
+        are published. It runs in the worker, because it may need a secret that no child gets.
         """
         finisher = pipeline.finishers.get(step.name)
         if finisher is not None:
@@ -273,6 +276,8 @@ class IsolatedAttempts:
             except OSError as error:  # go on without it: a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
+            # The recorder of this attempt makes one for the speculation. It keeps the lines that the handler logs until
+            # an attempt takes the speculation.
             recorder = current()
             speculation.recorder = None if recorder is None else recorder.for_later()
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))

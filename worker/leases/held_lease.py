@@ -32,7 +32,7 @@ class HeldLease:
     lease: Lease
     renew_until: float
     #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over,
-    #: because the other workers consider this worker dead if PostgreSQL has lost its session.
+    #: because if PostgreSQL has lost this worker's session, the other workers consider this worker dead.
     trusted_until: float = field(init=False)
     #: The attempt's context variables. The heartbeat logs with them, so its lines about this lease name the job.
     context: Context = field(default_factory=copy_context, init=False)

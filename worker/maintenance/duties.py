@@ -108,9 +108,11 @@ class Duties:
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)  # true while this worker leads
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; `_fire_schedules` writes them
+        # When this worker last searched for apps whose schedules no worker writes any more.
         self._declared_at = monotonic()
         self._cells = _cells_of(settings)
         self._is_elsewhere = False  # the tenant of the declared schedules lives in another cell
+        # Says when `admit_each` may make its slow search again.
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)

@@ -42,6 +42,7 @@ _MAX_THREADS = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+#: The mechanisms, in the order in which `isolation` names them.
 _MECHANISMS = ("seccomp", "netns", "landlock")
 #: Endings of the folders that installers put beside packages: shared libraries, and metadata.
 _BESIDE_PACKAGES = (".libs", ".dist-info", ".egg-info")
