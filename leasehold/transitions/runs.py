@@ -143,9 +143,9 @@ async def _create_independent(
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
-# The concurrency limits that the unfinished runs with the keys of the submissions have so far, by the table `gate_job`.
-# $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no partial index
-# for the condition.
+# The limits at which the unfinished runs with the dedupe keys of the submissions wait, or were admitted, so far. The
+# table `gate_job` has them. $1: the tenant. $2: the submissions as `debounce.lock_keys` returns them. `unindexed` keeps
+# PostgreSQL from using a partial index for the condition.
 _LIMITS_UNTIL_NOW = f"""
 -- runs_limits_until_now
 SELECT DISTINCT g.tenant_id, g.key
@@ -235,7 +235,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
 
 
 async def create(connection: Connection, new: NewRun) -> CreatedRun:
-    """(new) -> pending. Call this in a transaction.
+    """(new) -> pending, for one run with any concurrency policy. Call this in a transaction.
 
     Raises Duplicate. Raises Conflict `same_scope_running`, with the other run's id in its message, if the policy is
     `reject_same_scope` and another run of the scope is unfinished. Raises asyncpg.UniqueViolationError if the
@@ -270,7 +270,8 @@ async def revive(
     transaction.
 
     `new.params`: the parameters of the run from now on. `replaces_params`: whether they replace the stored parameters;
-    if False, `new.params` are the stored parameters. `cause`: who retries the run, for its history.
+    if False, `new.params` are the stored parameters. `from_step`: the first step to run again; None: the failed step.
+    `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
     the run would skip other steps with the new parameters than with the old ones, because the skipped steps decide
@@ -334,8 +335,9 @@ class _Admission:
 
 
 async def write_limits(connection: Connection, new: NewRun) -> dict[str, TenantRules]:
-    """Write the rows of the limits at which the run will wait. Call this before a statement that locks another job, for
-    the same reason as `lock_limits`. Returns the rules that `create_together` takes as `by_tenant`.
+    """Write the rows of the limits at which the run will wait. Call this before a statement that locks another job,
+    because an admission locks limits before jobs, and the opposite order could deadlock. Returns the argument
+    `by_tenant` of `create_together`.
     """
     by_tenant = await limits.tenant_rules(connection, {new.tenant_id})
     if own_limits := limits_of(new, by_tenant[new.tenant_id]):
@@ -467,5 +469,7 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
 
 
 def _declared_limits(rules: TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
+    # The limits of the run's own pipeline apply to each run. Those of operators (`rules.limits`) do not apply to a
+    # step.
     declared = () if new.is_step else rules.limits
     return limits.applicable_limits(declared, new.tenant_id, new.template_version.pipeline, new.params)
