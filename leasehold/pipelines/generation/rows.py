@@ -69,8 +69,8 @@ class WithdrawnGeneration:
 
 @dataclass(frozen=True, slots=True)
 class RetriedOrder:
-    """`deadline_at`: the order's own deadline. `is_made`: the provider has made the files, and the job goes on with
-    storing them.
+    """The order of a generation whose job was retried. `deadline_at`: the order's own deadline. `is_made`: the provider
+    has made the files, and the job goes on with storing them.
     """
 
     deadline_at: datetime
@@ -132,6 +132,8 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     return job_id
 
 
+# $1: the tenant. $2: the task_id. $3: the kind. `steps`: name of a step -> its status. `stored`: the result of the step
+# `store`. `fail_code`: the provider's code, from the note of the failed step. `keys`: the keys of the outputs.
 _FIND = f"""
 -- generation
 SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
@@ -223,7 +225,7 @@ async def withdrawn(
 
 
 async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
-    """Which of these jobs are generations whose order the provider has accepted, and has not reported as finished?
+    """Those of the jobs that are generations whose order the provider has accepted, and has not reported as finished.
     Returns the job and the tenant of each.
     """
     rows = await connection.fetch(

@@ -89,6 +89,7 @@ def folder_of(tenant_id: str) -> str:
     return "~" + hashlib.sha256(tenant_id.encode()).hexdigest()[:32]
 
 
+# Claims the job $1 of the tenant $2 for $3 seconds, unless it is promoted, or another call has claimed it.
 _BEGIN = """
 -- promotion_begin
 UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $3)
@@ -108,10 +109,12 @@ ON CONFLICT (key) DO UPDATE SET turn = excluded.turn, for_job = excluded.for_job
 WHERE p.tenant_id = excluded.tenant_id AND p.turn IS NULL AND p.key = ANY($5::text[])
 RETURNING p.key, p.job_id
 """
+# $1: the key. $2: the call. $3: the change that the call is about to make. $4: the key of the backup.
 _RECORD_INTENT = """
 -- promotion_touch
 UPDATE promoted_object SET reached = $3, backup = $4 WHERE key = $1 AND turn = $2 RETURNING key
 """
+# $1: the job. $2: the tenant. $3: the keys to which the job's artifacts were copied.
 _FINISH_JOB = """
 -- promotion_finish
 UPDATE conversion SET promoted = $3, promoting_until = NULL
@@ -145,11 +148,13 @@ WITH freed_keys AS (
 )
 SELECT key FROM freed_keys UNION ALL SELECT key FROM kept_keys
 """
+# $1: the job. $2: the tenant. $3: the end of the claim, which identifies the claim.
 _GIVE_UP = """
 -- promotion_give_up
 UPDATE conversion SET promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL AND promoting_until = $3
 """
+# Deletes the row of a key at which no job's artifact lies. $1: the call. $2: the key.
 _FORGET_KEY = "DELETE FROM promoted_object WHERE turn = $1 AND key = $2 AND job_id IS NULL"
 _RECORD_RESTORED = "UPDATE promoted_object SET reached = NULL WHERE turn = $1 AND key = $2"
 _RELEASE_KEY = f"""
