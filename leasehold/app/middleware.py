@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from leasehold.app.current import Current, enter, leave
 
+#: A function of the app's program. The attempt runs at its only `yield`.
 Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 

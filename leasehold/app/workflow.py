@@ -134,6 +134,7 @@ def workflow_of(
     _check_function(function)
     with declared_at(function):
         terms.check_types()
+    # `skip`: the context, which no caller passes.
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)

@@ -38,8 +38,8 @@ def _check_instant(value: Any) -> Any:
     return value
 
 
-#: For a field that may also be null: `Annotated[int, Field(ge=1), JsonNumber] | None`. Put JsonNumber last, because the
-#: OpenAPI document loses bounds that follow it.
+#: Refuses a text or a flag in place of a number. Use it directly for a field that may also be null: `Annotated[int,
+#: Field(ge=1), JsonNumber] | None`. Put JsonNumber last, because the OpenAPI document loses bounds that follow it.
 JsonNumber = BeforeValidator(_check_number)
 Integer: TypeAlias = Annotated[int, JsonNumber]
 Number: TypeAlias = Annotated[float, JsonNumber]

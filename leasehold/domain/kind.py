@@ -1,8 +1,9 @@
 """Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
-A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. Every process imports the declaration,
-so the declaration must not import the code of its hooks. A hook is an object that a process of the platform loads. The
-declaration names each hook as `module:attribute`, and only the process that needs the hook imports the module.
+A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. A hook is an object of the kind's code
+that a process of the platform loads. The declaration names each hook as `module:attribute`, and only a process that
+needs the hook imports that module. Every process imports the declaration, so the declaration itself must not import the
+code of its hooks.
 """
 
 from __future__ import annotations

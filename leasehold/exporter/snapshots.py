@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from time import monotonic
 
-#: At most this many rounds (one round of the exporter's queries each) are remembered. A round comes every 10 s or more
-#: rarely, so they cover at least two hours.
+#: At most this many rounds are remembered. In a round, the exporter runs each of its queries once. Two rounds are 10 s
+#: or more apart, so the remembered rounds cover at least two hours.
 _MAX_ROUNDS = 720
 
 
@@ -24,6 +24,7 @@ class SnapshotAges:
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
+        # The next transaction id, and the time, of each remembered round.
         self._next_xids: list[int] = []
         self._times: list[float] = []
 

@@ -52,6 +52,7 @@ LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECO
 #: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
+#: The keys of the objects that `probe` writes begin with this.
 _PROBE_PREFIX = "probe/"
 #: The key for which `check_answers` asks. It need not have an object.
 _READINESS_KEY = "readiness"
@@ -238,7 +239,8 @@ class ObjectStore:
     ) -> Upload:
         """An upload whose bytes the caller writes piece by piece, to a key that no other writer uses.
 
-        `only_new`: if the store honours `If-None-Match`, `finish` raises PutRefused when the key exists.
+        `only_new`: if the store honours `If-None-Match`, the upload's `finish` raises PutRefused when the key has an
+        object.
         """
         attributes = {"ContentType": content_type, "Metadata": dict(metadata or {})}
         return Upload(

@@ -26,6 +26,8 @@ _MIN_CHARACTERS = 8
 #: A text without these marks has no secret of the forms below. Most lines have no mark, so `redact` is fast for them.
 #: The first letter of "Bearer" and "Basic" is left out, because it may be upper or lower case.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
+#: Regular expressions of secrets: in signed URLs, in URLs with a password, API keys, and in the header Authorization.
+#: The named group of each is the text before the secret, which `redact` keeps.
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
     r"(?P<user>://[^/\s:@\"']*:)[^@/\s\"']+(?=@)",
@@ -35,7 +37,8 @@ _FORMS = (
 _secret_form = re.compile("|".join(_FORMS))
 #: The secrets that `redact` knows, each in all its encodings, the longest first.
 _secrets: tuple[str, ...] = ()
-#: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
+#: After rotations `redact` still knows at most this many earlier secrets (each encoding counts). If there are more, it
+#: forgets the shortest.
 _MAX_EARLIER = 200
 #: Matches the comma between two URLs of one setting.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
@@ -68,7 +71,6 @@ def redact(text: str) -> str:
             text = text.replace(word, REDACTED)
     if not any(mark in text for mark in _MARKS):
         return text
-    # The named group of a form is the text before the secret, which stays.
     return _secret_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
 
 

@@ -50,8 +50,10 @@ class Sieve:
     """
 
     def __init__(self) -> None:
+        # By channel.
         self._handlers: dict[int, FrameHandler] = {}
         self._half_frame = b""
+        # False once the broker has sent bytes that are no AMQP frames.
         self._is_amqp = True
 
     def attach(self, channel: int, handler: FrameHandler) -> None:
