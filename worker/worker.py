@@ -43,7 +43,7 @@ _CHECK_AFTER_SECONDS = 5.0
 #: container is killed 15 s after its time to drain. Before that, the worker must still release its tasks, and delete
 #: its row.
 _RELEASE_SECONDS = 12.0
-#: Seconds between two records that the event loop runs.
+#: The worker records once in this many seconds, for the liveness probe, that its event loop runs.
 _PULSE_SECONDS = 5.0
 
 

@@ -1,4 +1,5 @@
-"""The pages of queues, workers and limits (how many jobs may be under way at once). Only operators see these pages."""
+"""The pages of queues, workers and concurrency limits (which bound the jobs under way). Only operators see these pages.
+"""
 
 from __future__ import annotations
 

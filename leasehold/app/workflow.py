@@ -57,7 +57,7 @@ class WorkflowHandling:
     async def run_until_wait(self, attempt: Any) -> Any:
         """Run the function until it ends or waits. If it has ended, returns a Done. If it waits, returns the
         suspension, which says what the run waits for. If a workflow of the platform itself calls a task whose code this
-        worker lacks, returns LeftToOthers.
+        worker lacks, returns LeftToOthers, so that a worker with the code goes on.
         """
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 

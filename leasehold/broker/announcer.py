@@ -157,8 +157,8 @@ class Announcer:
                 self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and delete the outbox rows of the hints that the broker confirmed. Returns the number of these
-        hints.
+        """Publish the batch, and delete the outbox rows of the hints that the broker confirmed. Returns the number of
+        these hints.
         """
         hints = [announcement.hint for announcement in batch]
         with traces.publishing_spans([hint.headers for hint in hints]) as headers:

@@ -213,8 +213,8 @@ $body$
 """
 # SQL: whether an UPDATE of a task lets a worker go on with the job. It is false for the claim of a due task, because
 # such a claim changes no `blocked` task, and does not change `news` (which counts the ended steps and the signals of a
-# workflow). Until the due times are postponed, workers may still claim due tasks. The trigger does not undo these
-# claims. The claimed steps run, and the move's stage `drain` (moving.py) waits for them.
+# workflow). Until the due times are postponed, workers may still claim due tasks. The trigger `continues` does not undo
+# these claims. The claimed steps run, and the move's stage `drain` (moving.py) waits for them.
 _GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
 
 

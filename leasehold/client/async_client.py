@@ -245,6 +245,7 @@ class AsyncClient:
                 if not tries.have_done(refusal):
                     raise
                 return await self._result_of_done(call, refusal)
+            # `outcome`: the API's answer, or the seconds until the next try.
             if not isinstance(outcome, float):
                 return parse_answer(call, outcome)
             await asyncio.sleep(outcome)
@@ -303,6 +304,7 @@ class AsyncClient:
                 async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
                     if not answer.is_success:
                         await answer.aread()
+                    # None: this answer brings the items.
                     pause = following.after_answer(answer)
                     if pause is None:
                         async for text in answer.aiter_text():

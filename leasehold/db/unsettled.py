@@ -52,9 +52,9 @@ _UNKNOWN_ORDERS = f"""searched_job
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)"""
 
 # Jobs whose order a person must settle. $1: the tenant. $2: the last job of the previous page. $3 to $5: the steps that
-# order, as in _UNKNOWN_ORDERS. At most $6 rows are returned. Each search of `searched_job` reads at most $7 jobs. If it
-# finds this many, it has ended early, at the oldest job that it found. `search_end`: the newest job at which a search
-# ended early. This page has no job that is older than `search_end`, because such jobs are on a later page.
+# order, as in _UNKNOWN_ORDERS. At most $6 rows are returned. Each search of `searched_job` reads at most $7 jobs. If a
+# search finds this many, it has ended early, at the oldest job that it found. `search_end`: the newest job at which a
+# search ended early. This page has no job that is older than `search_end`, because such jobs are on a later page.
 _ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (

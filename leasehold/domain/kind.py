@@ -48,8 +48,8 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """Like `Objects`, but for objects whose whole key is in a row. The key need not have an id
-    with a time. So the age of such an object counts from its last change in the store.
+    """Like `Objects`, but for objects whose whole key is in a row. The key need not have an id with a time, so the age
+    of such an object counts from its last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that gets keys in the text array `$1`, and returns, as `id`, those that are in a row. `keys`:

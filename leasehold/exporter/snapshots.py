@@ -42,6 +42,7 @@ class SnapshotAges:
             self._times.clear()
         self._next_xids.append(next_xid)
         self._times.append(now)
+        # `next_xid - age` is the snapshot's `xmin`.
         first = bisect_right(self._next_xids, next_xid - age)
         seconds = now - self._times[first] if first < len(self._times) else 0.0
         del self._next_xids[:-_MAX_ROUNDS], self._times[:-_MAX_ROUNDS]

@@ -60,7 +60,7 @@ AfterAdoption: TypeAlias = AfterCancel
 #: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, to
 #: which the system itself gave this order id, when their step ordered. The hook may search only the latest jobs.
 OrderHolders: TypeAlias = Callable[[Connection, UUID, str, str], Awaitable[Sequence[Mapping[str, Any]]]]
-#: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
+#: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. The hook must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 #: Called with (connection, job id, tenant, step) in the transaction of a retry, after the retry has made the job

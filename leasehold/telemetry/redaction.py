@@ -1,7 +1,8 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-The module knows every secret of the settings, and finds other secrets by their form. It is the second defence. The
-first defence is that the platform's own code puts no secrets into messages. But a library or a handler may do so.
+The module knows every secret of the settings, and finds other secrets by their form. The first defence is that the
+platform's own code puts no secrets into messages. This module is the second defence, because a library or a handler may
+do so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REDACTED = "[redacted]"
 #: The shortest beginning of a secret that `redact_start` removes from the end of a cut text. A shorter beginning
 #: reveals nothing, and innocent text may end with the same characters.
 _MIN_HALF = 4
-#: Shorter secrets are not replaced, because innocent text would contain them.
+#: Secrets of fewer characters are not replaced, because innocent text would contain them.
 _MIN_CHARACTERS = 8
 
 #: A text without these marks has no secret of the forms below. Most lines have no mark, so `redact` is fast for them.
@@ -86,6 +87,7 @@ def redact_start(text: str, at_most: int) -> str:
     start = words[0] if len(words) > 1 else text[:at_most]
     for secret in _secrets:
         halves = (secret[:length] for length in range(len(secret) - 1, _MIN_HALF - 1, -1))
+        # The longest beginning of the secret with which the text ends, if any.
         start = start.removesuffix(next(filter(start.endswith, halves), ""))
     return redact(start)
 

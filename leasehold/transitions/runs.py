@@ -49,8 +49,10 @@ class NewRun:
     scheduled_at: datetime | None = None
     schedule_id: UUID | None = None
     tick: datetime | None = None  # the time for which the schedule creates the run
+    #: The run that this run repeats.
     rerun_of: UUID | None = None
     trace: Mapping[str, str] | None = None
+    #: How long the ended run and its objects stay; None: for ever.
     keep_seconds: int | None = None
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
     start_within: timedelta | None = None  # replaces the template's `start_within`

@@ -122,7 +122,7 @@ class IsolatedAttempts:
         try:
             with held.beyond_limit():  # the time limit is for the handler; the store has limits of its own
                 fetched = await self._inputs(claimed, step, sources, speculation)
-            if held.cancelled:  # a cancel that came before the directory existed could not write its file there
+            if held.cancelled:  # a cancel before the directory existed could not write the stop file
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None

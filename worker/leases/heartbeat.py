@@ -144,7 +144,9 @@ class Heartbeat:
         return held
 
     def drop(self, held: HeldLease) -> None:
-        """The attempt has ended: renew the lease no more. A handler that still runs can write nothing."""
+        """Call this when the attempt has ended. The lease is renewed no more, and a handler that still runs can write
+        nothing.
+        """
         with self._lock:
             held.lost = True
             if self._held.get(held.lease.task_id) is held:

@@ -57,8 +57,8 @@ class HeldLease:
 
     def subscribe(self, stop: Callable[[], object], on_cancel: Callable[[], object]) -> None:
         """Register the attempt's callbacks. Call this in the main loop. `stop` runs when the lease is lost, or the
-        attempt overdue. `on_cancel` runs when a client cancels the job. If a callback's event has happened already, the
-        callback runs immediately; if both events have happened, only `stop` runs.
+        attempt is overdue. `on_cancel` runs when a client cancels the job. If a callback's event has happened already,
+        the callback runs immediately; if both events have happened, only `stop` runs.
         """
         self._stop, self._on_cancel = stop, on_cancel
         if self.lost or self.overdue:

@@ -177,9 +177,9 @@ class SettlementBatcher:
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
-        due again, because its code must see the cancel. A workflow that was about to wait is due immediately. A failed
-        attempt that may be repeated is due after the pause of its failure. If the task is no workflow, PostgreSQL
-        refuses this release or snooze, too.
+        due again, because its code must see the cancel. A workflow that was about to wait is due immediately. A
+        workflow whose attempt failed, and may be repeated, is due after the pause of this failure. If the task is no
+        workflow, PostgreSQL refuses this release or snooze, too.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [

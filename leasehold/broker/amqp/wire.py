@@ -71,8 +71,8 @@ class Sieve:
         return bool(self._handlers)
 
     def sift(self, data: bytes) -> bytes:
-        """The part of `data` that is for the client: whole frames, in order, without those that a handler took. Half a
-        frame at the end of `data` waits for its other half.
+        """The part of `data` that is for the client: whole frames, in order, without those that a handler took. If
+        `data` ends within a frame, the beginning of this frame waits for the next bytes.
         """
         if not self._is_amqp:
             return data

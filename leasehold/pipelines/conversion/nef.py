@@ -43,7 +43,9 @@ class BadContainer(LeaseholdError):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container with a checked manifest and signature. `part` checks each part when it reads it."""
+    """A container with a checked manifest and signature. The parts are not checked yet: `part` reads one part and
+    checks it.
+    """
 
     path: Path
     manifest: Mapping[str, Any]

@@ -101,7 +101,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
         job_id = await existing_order(connection, new)  # raises Conflict as this function does
         if job_id is not None:
             return job_id
-        # The job of that order was deleted or has expired, so its task_id is free again.
+        # The job of that order was deleted or has expired, so its task_id is free again. Try once more.
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:

@@ -1,4 +1,4 @@
-"""`request_cancel`: a client, an operator or a newer run ends a job before its time."""
+"""`request_cancel`: a client, an operator, a newer run or a workflow cancels jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`suspend`: a workflow waits. Its calls (the calls of `ctx` that its code has made since the last commit) are
+"""`suspend`: a workflow waits. Its calls (those that its code has made on the context `ctx` since the last commit) are
 committed, and its lease ends. A signal, the end of a step or a time makes the workflow due again. In the same commit,
 the worker may claim one of the steps that the calls start.
 
@@ -134,8 +134,7 @@ class Suspending:
     step_to_claim: UUID | None = None
 
     def claiming_next(self, queue: str) -> Suspending:
-        """A copy of this suspension that also claims the first step that its calls start on `queue`, if there is one.
-        """
+        """A copy of this suspension that also claims the first step that its calls start on `queue`, if any."""
         started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
         return Suspending(self.lease, self.calls, self.known_news, self.ends, self.delay, next(started, None))
 
@@ -177,8 +176,8 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
 
 
 def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. `row` has no argument of the
-    step, so this function takes the argument from the call.
+    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. `row` lacks the step's
+    argument, so this function takes the argument from the call.
     """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)
