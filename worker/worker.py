@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: The module that is imported as late as the head of this module says.
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
@@ -62,8 +63,8 @@ class Worker:
         health: Health | None = None,
         modules: Sequence[str] = (),
     ) -> None:
-        """`pipelines`: the registry; by default that of the setting `pipelines`. Child processes always load the
-        setting's registry, after they have imported `modules`.
+        """`health`: what the probes read. `pipelines`: the registry; by default that of the setting `pipelines`. Child
+        processes always load the setting's registry, after they have imported `modules`.
         """
         # A new id at every start. Otherwise the leases of a dead process would look like the leases of this worker.
         self.id = new_id()

@@ -46,6 +46,7 @@ router = APIRouter()
 _SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+#: A filter of jobs, as a person writes it (domain/job_filter.py).
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50

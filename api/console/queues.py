@@ -1,5 +1,4 @@
-"""The pages of queues, workers and concurrency limits (which bound the jobs under way). Only operators see these pages.
-"""
+"""The pages of queues, workers and concurrency limits (which bound the jobs under way). Only operators see them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, check_key, hold, is_answered, release, reserve, store
 from leasehold.domain.errors import Conflict
 
+#: The result of the argument `read` of `unless_repeated`.
 T = TypeVar("T")
 IdempotencyKey: TypeAlias = Annotated[
     str | None,

@@ -156,8 +156,9 @@ async def _adopt_or_repeat(
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun:
-    """Let the failed job go on: with the adopted order as the result of its step, or by ordering again. A cancelled or
-    expired job does not go on, so its adopted order is withdrawn. Raises Conflict if the job cannot go on.
+    """Let the failed job go on. If a person adopts the order, this order becomes the result of the job's step.
+    Otherwise the step orders again. A cancelled or expired job does not go on, so its adopted order is withdrawn.
+    Raises Conflict if the job cannot go on.
     """
     if step.job_status is not JobState.FAILED:
         return await _withdraw_adopted(services, connection, access, orders, step, body)

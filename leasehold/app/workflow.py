@@ -129,7 +129,8 @@ def workflow_of(
     connections: Connections,
 ) -> Workflow:
     """The workflow of a function. `local_names`: the local names where the function is declared, because its
-    annotations may use them. Raises DeclarationError with file and line.
+    annotations may use them. `connections`: how the app reaches its installation. Raises DeclarationError with file and
+    line.
     """
     _check_function(function)
     with declared_at(function):

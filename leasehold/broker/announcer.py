@@ -33,7 +33,7 @@ _BATCH = 256
 
 @asynccontextmanager
 async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[Announcer]:
-    """An announcer for the block. It deletes the outbox rows of sent hints with connections of `pool`."""
+    """An announcer for the block. With connections of `pool`, the announcer deletes the outbox rows of sent hints."""
     announcer = Announcer(broker, on_pool(pool))
     announcer.start()
     try:

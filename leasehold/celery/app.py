@@ -79,7 +79,8 @@ class Celery(Lacking):
     Celery's class.
     """
 
-    # For `Lacking`: the name of Celery's class, and the attributes that this class does not have.
+    # For `Lacking`, which raises an error for an attribute that only Celery's class has: the name of that class, and
+    # these attributes.
     _IN_CELERY, _LACKS = "Celery", OF_APP
 
     def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:

@@ -1,8 +1,8 @@
 """Handles the rows of a tenant that moves to another cell. It refuses changes to them, copies them to the new cell, and
 deletes them in the old cell. It also finds the prefixes of the tenant's objects. moving.py calls this module.
 
-Triggers in the old cell's database refuse the changes. They exist only while a tenant moves, so without a move no write
-is slower. CREATE TRIGGER waits until it has a lock on the table. So when its transaction commits, all earlier
+Triggers in the old cell's database refuse the changes. The triggers exist only while a tenant moves, so without a move
+no write is slower. CREATE TRIGGER waits until it has a lock on the table. So when its transaction commits, all earlier
 transactions that wrote to the table have ended, and all later writes call the trigger.
 
 The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. Later one
@@ -39,6 +39,7 @@ _WRITTEN_BY_READS = frozenset({"download"})
 #: requests write it, at most once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # each waits up to a second for a lock; after a failed try comes a pause of half a second
+#: The errors after which `_run_locking` tries again.
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 # Each table of the schema with its columns. Partitions, Alembic's tables and the tables of moves are left out.
@@ -211,15 +212,15 @@ BEGIN
 END
 $body$
 """
-# SQL: whether an UPDATE of a task lets a worker go on with the job. It is false for the claim of a due task, because
-# such a claim changes no `blocked` task, and does not change `news` (which counts the ended steps and the signals of a
-# workflow). Until the due times are postponed, workers may still claim due tasks. The trigger `continues` does not undo
-# these claims. The claimed steps run, and the move's stage `drain` (moving.py) waits for them.
+# SQL: whether an UPDATE of a task lets a worker go on with the job. The condition is false for the claim of a due task,
+# because such a claim changes no `blocked` task, and does not change `news`. (`news` counts the ended steps and the
+# signals of a workflow.) Until the due times are postponed, workers may still claim due tasks. The trigger `continues`
+# does not undo these claims. The claimed steps run, and the move's stage `drain` (moving.py) waits for them.
 _GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. From then on workers only finish the running steps: they claim no
+    """Refuse new jobs, and postpone all due times. From then on workers only finish the running steps. They claim no
     due step, and do not go on from a finished step to the next step of its job.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
@@ -447,6 +448,7 @@ SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
     WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1)
 ORDER BY t.tenant_id COLLATE "C", t.key COLLATE "C" FOR NO KEY UPDATE
 """
+# Removes the jobs of the tenant $1 from all limits that all tenants share.
 _LEAVE_SHARED_LIMITS = """
 DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' AND j.tenant_id = $1
 """

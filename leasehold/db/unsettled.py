@@ -23,8 +23,8 @@ IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN (
       AND NOT t.contained AND n.value ? {intent}
       AND (j.expires_at IS NULL OR j.expires_at > {now})"""
 
-# SQL, to be formatted: the rows of `searched_job`. These are, for each pipeline, its newest `{most}` jobs with an error
-# and, for all pipelines together, the newest `{most_cancelled}` cancelled jobs (a cancelled job has no error).
+# SQL, to be formatted: the rows of `searched_job`. For each pipeline these are its newest `{most}` jobs with an error.
+# For all pipelines together they are also the newest `{most_cancelled}` cancelled jobs (a cancelled job has no error).
 # `search`: the pipeline, or NULL for the search of cancelled jobs. `{more}`: a further condition. $1: the tenant. $3:
 # the pipelines.
 _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeline AS search
@@ -99,8 +99,8 @@ SILENT = """starts_with(t.queue, 'ext:')
            WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
-# Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease expired
-# more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $2: the last task of the previous page or,
+# Silent external steps. These are due steps that no external worker has claimed for $3 seconds, and steps whose lease
+# expired more than $3 seconds ago (no heartbeat renewed it). $1: the tenant. $2: the last task of the previous page or,
 # if that page's search ended early, the last job of the search. (If the task $2 was deleted meanwhile, its id counts as
 # a job's id. This works, because the ids of tasks and of jobs sort by time.) At most $4 rows are returned, and at most
 # $5 jobs are searched. `page_before`: the task $2, unless it was deleted, or is a job. `page_start`: this page has no

@@ -10,9 +10,9 @@ from traceback import TracebackException
 
 from leasehold.domain.errors import CodeBroken
 
-#: The beginnings of the file names of code that the user cannot change: the platform's folder, `<` (Python's frozen
-#: import, and code that a library makes at run time) and the module `importlib`. Links in the path are not resolved,
-#: because a frame has the path under which Python found the file.
+#: The beginnings of the file names of code that the user cannot change. They are the platform's folder, `<` (Python's
+#: frozen import, and code that a library makes at run time) and the module `importlib`. Links in the path are not
+#: resolved, because a frame has the path under which Python found the file.
 _NOT_OF_THE_USER = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
 
 

@@ -21,6 +21,7 @@ from typing import Self
 
 from leasehold.embedded.process import EmbeddedError, unprivileged
 
+#: The beginning of the name of each run's directory, and the name of the lock file in it.
 PREFIX = "leasehold-run-"
 LOCK_NAME = "owner.lock"
 

@@ -18,8 +18,8 @@ _MAX_ROUNDS = 720
 
 class SnapshotAges:
     """Remembers the next transaction id of each round. A snapshot keeps the rows that transactions from its `xmin` on
-    have deleted. So it counts as held since the first round whose next id was greater than its `xmin`, because vacuum
-    may remove no row that was deleted after that round.
+    have deleted. So it counts as held since the first round whose next id was greater than its `xmin`. The reason:
+    vacuum may remove no row that was deleted after that round.
     """
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:

@@ -61,7 +61,7 @@ SET cron = excluded.cron, timezone = excluded.timezone, payload_template = exclu
                       ELSE clock_timestamp() END
 """
 
-# Pauses the enabled schedules of the app $2 of the tenant $1 whose templates are not among $3, the templates of the
+# Pauses the enabled schedules of the app $2 whose templates are not among $3. $1: the tenant. $3: the templates of the
 # schedules that the app's code declares.
 _PAUSE_OTHERS = f"""
 -- schedules_undeclared

@@ -51,10 +51,11 @@ _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECOND)
 #: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
+#: The content type of an object for which nobody named a type.
 _UNKNOWN_TYPE = "application/octet-stream"
 #: The keys of the objects that `probe` writes begin with this.
 _PROBE_PREFIX = "probe/"
-#: The key for which `check_answers` asks. It need not have an object.
+#: The key for which `check_answers` asks. There need not be an object with this key.
 _READINESS_KEY = "readiness"
 
 
@@ -81,6 +82,7 @@ def _ignore_answer(_answer: GetObjectOutputTypeDef) -> None:
     return
 
 
+#: The message of StoreAbsent.
 ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none."
 
 

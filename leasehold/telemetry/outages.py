@@ -34,8 +34,8 @@ class Outage:
         self._end_message = f"the {server} is back"
         self._clock = clock
         self._lock = threading.Lock()
-        #: Times by `clock`: when the outage began (None: no outage lasts). Below: of the last error, of the last answer
-        #: during an outage, and of the last log line.
+        #: When the outage began, by `clock`; None: no outage lasts. The times below are those of the last error, of the
+        #: last answer during an outage, and of the last log line.
         self._since: float | None = None
         self._error_at = 0.0
         self._answered_at = 0.0

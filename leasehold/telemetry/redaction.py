@@ -27,8 +27,8 @@ _MIN_CHARACTERS = 8
 #: A text without these marks has no secret of the forms below. Most lines have no mark, so `redact` is fast for them.
 #: The first letter of "Bearer" and "Basic" is left out, because it may be upper or lower case.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
-#: Regular expressions of secrets: in signed URLs, in URLs with a password, API keys, and in the header Authorization.
-#: The named group of each is the text before the secret, which `redact` keeps.
+#: Regular expressions that find secrets: the signature of a signed URL, the password in a URL, an API key, and the
+#: value of the header Authorization. The named group of each is the text before the secret, which `redact` keeps.
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
     r"(?P<user>://[^/\s:@\"']*:)[^@/\s\"']+(?=@)",

@@ -30,8 +30,8 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
-#: The names of two unique indexes. Because of them, no two unfinished runs of a template have the same exclusive key (a
-#: digest of the scope), or the same dedupe key (a text that a client chose).
+#: The names of two unique indexes. Because of them, no two unfinished runs of a template have the same exclusive key,
+#: or the same dedupe key. An exclusive key is a digest of the scope. A dedupe key is a text that a client chose.
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 KEYS = (_EXCLUSIVE, _DEDUPE)
 
@@ -256,6 +256,7 @@ def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
     return JobState.PENDING if is_limited else jobs.first_state(_job(new, (), notify=False))
 
 
+# Whether the job $1 is a workflow that has made a call.
 _HAS_JOURNAL = "SELECT EXISTS (SELECT 1 FROM journal e WHERE e.job_id = $1)"
 
 
@@ -276,7 +277,7 @@ async def revive(
     `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
-    the run would skip other steps with the new parameters than with the old ones, because the skipped steps decide
+    the run would skip other steps with the new parameters than with the old ones. The reason: the skipped steps decide
     which tasks wait for each other. Raises Invalid `workflow_has_begun` if the parameters change and the run is a
     workflow that has made calls. The journal has these calls with the arguments that follow from the old parameters.
     """
@@ -317,7 +318,8 @@ async def revive(
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
-    """The pipeline's name in a list, if it has an `on_failure` pipeline; else an empty list."""
+    """The argument `followed` of `jobs.replay`: the pipeline's name if it has an `on_failure` pipeline, else no name.
+    """
     return [pipeline.name] if pipeline.on_failure is not None else []
 
 
@@ -387,6 +389,7 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     return _Admission(terms, older, ended)
 
 
+# $1: the tenant. $2: the template. $3: the dedupe keys.
 _UNFINISHED_BY_KEY = """
 -- run_living
 SELECT dedupe_key, id, status, pipeline_version AS version FROM job
@@ -442,7 +445,7 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
 
 def _scope_digest(new: NewRun) -> str:
     """A digest that is equal for all runs of a scope. The template's `dedupe_keys` name parameters that belong to the
-    scope.
+    scope. (They have nothing to do with the dedupe key of a run.)
     """
     dedupe_keys = new.template_version.pipeline.terms.dedupe_keys
     return json_digest([new.scope, new.scope_id, [[key, new.params.get(key)] for key in dedupe_keys]])

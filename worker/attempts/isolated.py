@@ -51,7 +51,8 @@ class IsolatedAttempts:
     the attempt has ended.
 
     `warming`: this asyncio task ends when the children have loaded their handlers, and the worker has decided whether
-    the children's fences suffice. If the fences do not suffice, the children are closed by then.
+    the children's fences suffice. If the fences do not suffice, the children are closed by then. `reporter`: records
+    the progress of attempts. `directories`: makes the directories of attempts.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class IsolatedAttempts:
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
-            # `digest` identifies the work. It is equal in two attempts with the same parameters, inputs and item.
+            # `digest` identifies the work. Two attempts with the same parameters, inputs and item have the same digest.
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 with held.beyond_limit():
@@ -264,7 +265,7 @@ class IsolatedAttempts:
 
         Of these steps, the last in the pipeline's order starts first, because the job cannot end before that step.
         """
-        if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
+        if claimed.handler is not None:  # a job of a template, whose next steps are not those of `pipeline`
             return []
         started: list[Speculation] = []
         next_steps = steps_after(pipeline, step)[: max(1, self._children.free_slots)]
@@ -273,11 +274,11 @@ class IsolatedAttempts:
                 continue
             try:
                 speculation = self._link_inputs(claimed, step, next_step, sources, fetched, done)
-            except OSError as error:  # go on without it: a speculation only saves time
+            except OSError as error:  # go on without it, because a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
-            # The recorder of this attempt makes one for the speculation. It keeps the lines that the handler logs until
-            # an attempt takes the speculation.
+            # The recorder of this attempt makes one for the speculation. The new recorder keeps the lines that the
+            # handler logs until an attempt takes the speculation.
             recorder = current()
             speculation.recorder = None if recorder is None else recorder.for_later()
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))

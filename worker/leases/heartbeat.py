@@ -56,9 +56,9 @@ class _RowLostError(Exception):
 
 class Heartbeat:
     """Renews the leases of this worker, and its row, in a thread. Create this in the worker's main loop. In that loop
-    the heartbeat calls `on_failure` when an error has ended the heartbeat's thread, and `on_drain` when an operator
-    asks this worker to drain (to end once its attempts have ended). Each renewal of the worker's row also writes how
-    many attempts have started (`starts`).
+    the heartbeat calls `on_failure` when an error has ended the heartbeat's thread. It calls `on_drain` when an
+    operator asks this worker to drain (to end once its attempts have ended). Each renewal of the worker's row also
+    writes how many attempts have started (`starts`). `registration`: the contents of this row.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Heartbeat:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
         - This worker holds the task with the same epoch, because a failover has lost the commit of the earlier claim.
-          The older HeldLease stays valid: its attempt still runs, and the new claim has the same owner and epoch. A
-          second attempt with the same owner and epoch could overwrite what the first attempt settles.
+          The older HeldLease stays valid, because its attempt still runs, and the new claim has the same owner and
+          epoch. A second attempt with the same owner and epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -387,7 +387,8 @@ class Heartbeat:
 
     def _mark_overdue(self, held: HeldLease) -> None:
         """The attempt runs long after its time limit, for example because the handler caught the CancelledError. Stop
-        the attempt while its lease is still valid. So it fails because of its time limit, not because of a lost lease.
+        the attempt while its lease is still valid. So the attempt fails because of its time limit, not because of a
+        lost lease.
         """
         held.overdue = True
         self._main_loop.call_soon_threadsafe(held.notify_stop)

@@ -54,6 +54,7 @@ class CancelAcknowledged:
     lease: Lease
 
 
+#: How an attempt ended.
 Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release | FanningOut | CancelAcknowledged
 
 
@@ -176,10 +177,10 @@ class SettlementBatcher:
         return _answers(outcome)
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
-        due again, because its code must see the cancel. A workflow that was about to wait is due immediately. A
-        workflow whose attempt failed, and may be repeated, is due after the pause of this failure. If the task is no
-        workflow, PostgreSQL refuses this release or snooze, too.
+        """Make the workflows among the `refused` settlements due again. PostgreSQL refuses the settlement of a workflow
+        whose job a client has cancelled, and the workflow's code must see the cancel. A workflow that was about to wait
+        is due immediately. A workflow whose attempt failed, and may be repeated, is due after the pause of this
+        failure. If the task is no workflow, PostgreSQL refuses this release or snooze, too.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [

@@ -1,10 +1,10 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
 Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most duties run only in the
-leading worker: of all workers, one at a time is elected to lead. The takeover of dead workers' tasks takes a connection
-from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share
-two connections of the pool, and all housekeeping duties share one connection. A duty that shares connections waits
-until one of them is free.
+leading worker. (Of all workers, one at a time is elected to lead.) The takeover of dead workers' tasks takes a
+connection from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent
+duties share two connections of the pool, and all housekeeping duties share one connection. A duty that shares
+connections waits until one of them is free.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Duties:
 
     async def _admit(self) -> None:
         """Admit jobs at all concurrency limits at which jobs wait. If the end of a job has made room, the admitter
-        (admitter.py) is faster than this duty. The duty is for all other cases: for example, a rate has room again, or
+        (admitter.py) is faster than this duty. The duty is for all other cases. For example, a rate has room again, or
         the admitter's worker has died.
 
         Each turn serves some of the limits, in the order of their names. After the last limit, the next turn begins
@@ -286,7 +286,7 @@ class Duties:
     async def _write_declared_schedules(self, connection: Connection) -> None:
         """Write the declared schedules of this worker's tenant: first those that this worker has not written yet. Then,
         every _DECLARED_SECONDS, write again those of apps that no worker writes any more. Exception: if the map of
-        cells places the tenant in another cell, the schedules fire in that cell, and this writes none.
+        cells places the tenant in another cell, the schedules fire in that cell, and this method writes no schedule.
         """
         if self._lives_elsewhere():
             return
@@ -360,9 +360,9 @@ def _cells_of(settings: Settings) -> Cells | None:
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     """Returns a function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    If the connection leads to a standby, that function raises one of TRY_AGAIN (errors after which a duty tries again),
-    because a standby may lack the newest rows. For example, by older rows housekeeping would delete the objects of a
-    job that has been retried meanwhile.
+    If the connection leads to a standby, that function raises one of TRY_AGAIN (errors after which a duty tries again).
+    The reason: a standby may lack the newest rows. By older rows, housekeeping would for example delete the objects of
+    a job that has been retried meanwhile.
     """
     permits = asyncio.Semaphore(at_most)
 

@@ -8,9 +8,9 @@ that loads the handlers, and forks a child for each run), the child, and the wor
    child cannot loosen these limits.
 4. Before the child reads a client's bytes, it adds a second Landlock layer that grants only the files of its own run.
 
-If root starts the worker, the zygote stays root, because as the user `nobody` it could not read a Python that is
-installed in a private home. This is safe, because without capabilities root is an ordinary user, who owns root's files,
-and Landlock denies those files.
+If root starts the worker, the zygote stays root. As the user `nobody` it could not read a Python that is installed in a
+private home. To stay root is safe, because without capabilities root is an ordinary user, who owns root's files, and
+Landlock denies those files.
 
 A child cannot start processes, because the filter of system calls denies this. RLIMIT_NPROC is only a second guard,
 against too many threads. This guard is weak, because the kernel counts the threads of the whole user, and the limit

@@ -2,7 +2,8 @@
 
 A delivery comes in frames: one with the method, one with the header, and those with the body. The consumer uses this
 module instead of the AMQP client's own decoding. The client makes an object of each frame, passes each object through
-two queues, and starts an asyncio task for each delivery. That took two fifths of the CPU time of a busy worker.
+two queues, and starts an asyncio task for each delivery. The client's decoding took two fifths of the CPU time of a
+busy worker.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5.2 (content) and 1.8.3.13 (basic.deliver).
 """

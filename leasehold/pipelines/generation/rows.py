@@ -81,7 +81,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
     """Write the job and the row of its generation. If the same order exists already, write nothing and return the UUID
     of its job.
 
-    Raises Conflict `task_id_reused` if the task_id belongs to a different order, and Conflict `result_consumed` if a
+    Raises Conflict `task_id_reused` if the task_id belongs to a different order. Raises Conflict `result_consumed` if a
     client has consumed the result of the same order, because nobody can read that result any more.
     """
     while True:
@@ -253,8 +253,8 @@ WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider'
 
 async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
     """The parameters of all generations, except `job_id`, that have the order `ref`, in all tenants. `ref` is the
-    provider's id of the order. A generation has it from the provider's answer, or from a person who found the order.
-    This function searches only the newest `MAX_SEARCHED` generations.
+    provider's id of the order. A generation has the order from the provider's answer, or from a person who found the
+    order. This function searches only the newest `MAX_SEARCHED` generations.
     """
     rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
     return [row["params"] for row in rows]
@@ -273,6 +273,7 @@ CASE j.status
                        WHEN 'waiting' THEN 'processing' ELSE 'pending' END
 END"""
 
+# $1: the tenant. $2: only this server; NULL: all servers. $3: the most generations to count.
 _COUNTS = f"""
 -- generation_counts
 SELECT kind, server_id, status, count(*)::int AS n

@@ -28,9 +28,9 @@ JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook `Kind.housekeeping` of the kind of work `media`. The leading worker runs the duty JOBLESS (a
-    `Forgetting` is a loop that deletes objects and then their rows), calls `forget_with_jobs` before it deletes jobs,
-    and calls `too_large` for an upload whose object is too large.
+    """The hook `Kind.housekeeping` of the kind of work `media`. The leading worker runs the duty JOBLESS. (A
+    `Forgetting` is a loop that deletes objects and then their rows.) It calls `forget_with_jobs` before it deletes
+    jobs, and `too_large` for an upload whose object is too large.
     """
     store, retention_days = context.store, context.settings.retention_days
 

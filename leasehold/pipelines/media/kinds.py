@@ -65,7 +65,7 @@ def is_as_declared(declared: str, actual: str) -> bool:
 
 
 def _by_brand(head: bytes) -> str | None:
-    """The content type by the major brand (the first). If it is generic (HEIF), the file's other brands decide, too."""
+    """The content type by the major (first) brand. If this brand is generic (HEIF), the other brands decide, too."""
     end = min(int.from_bytes(head[:4], "big"), len(head))
     brands = [head[8:12]]
     if brands[0] in _HEIF_BRANDS:

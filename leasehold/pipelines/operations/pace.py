@@ -15,7 +15,7 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
     """The most jobs on which an operation may act in a second. `rate`: the rate that its submitter named; None: the
     submitter named no rate. The result is never above the rate of the settings (`operation_rate`).
 
-    Without a named rate, a retry may have a lower rate than other operations (`operation_retry_rate`), because the
+    Without a named rate, a retry may have a lower rate than other operations (`operation_retry_rate`). The reason: the
     retried jobs run, and so take time from the jobs of others.
     """
     if rate is None and action == "retry":

@@ -144,7 +144,7 @@ async def suspend(
 ) -> Settled:
     """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
 
-    With `terms`, the step `step_to_claim` of each workflow starts as running: the workflow's worker gets the step's
+    With `terms`, the step `step_to_claim` of each workflow starts as running, and the workflow's worker gets the step's
     lease. Without `terms`, no step is claimed.
     """
     return await settle_twice(partial(_suspend, connection, terms), suspendings, attrgetter("lease"))
@@ -181,5 +181,5 @@ def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms
     """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)
-    params = orjson.loads(orjson.dumps(argument))  # a copy: the step shares no object with the workflow
+    params = orjson.loads(orjson.dumps(argument))  # a copy, so that the step shares no object with the workflow
     return claimed_of(row | {"id": step_id, "job_id": UUID(row["job_id"]), "params": params}, terms, requested_at)

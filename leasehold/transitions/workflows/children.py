@@ -25,8 +25,8 @@ from leasehold.transitions.workflows.journal_sql import CLOSED
 from leasehold.transitions.workflows.records import Call, Recording
 
 #: DUTY is the name of the duty (a loop of the elected worker) that calls `wake_waiting`, `close_calls` and
-#: `cancel_orphans`. The table `quarantine` has, under the name DUTY, the workflows that the duty could not wake and,
-#: under the name ORPHANS, the runs that it could not cancel. `not_in` leaves both out until the duty tries them again.
+#: `cancel_orphans`. In the table `quarantine`, the workflows that the duty could not wake have the name DUTY, and the
+#: runs that it could not cancel have the name ORPHANS. `not_in` leaves both out until the duty tries them again.
 #: `counted` returns the name, and creates the counters of the duty.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
@@ -110,8 +110,8 @@ IS_WAITING_WORKFLOW = f"""NOT t.contained AND t.journaled AND t.available_at > c
       AND {unindexed("t.status = 'waiting'")}"""
 
 # Locks workflows that wait for a run that has ended. A step of the workflow that snoozes is not woken, and keeps its
-# delay. A workflow that runs now need not be woken: either it reads that the run has ended, or it suspends while the
-# journal's row is still open, and then this statement finds the workflow.
+# delay. A workflow that runs now need not be woken. Either it reads that the run has ended, or it suspends while the
+# journal's row is still open. In the second case this statement finds the workflow later.
 #
 # $1: at most this many workflows are locked. DISTINCT makes this number count workflows, because one workflow may await
 # many runs. Workflows that other transactions have locked do not count, so they keep no other workflow waiting. $2:
@@ -189,10 +189,10 @@ LIMIT $1
 #   workflow has recorded is not open. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
 #
 # A client may also retry a workflow that failed. REPLAY then opens these two kinds of rows again. So when this
-# statement closes a row `start` of a failed workflow, it marks the row (CLOSED). A row that must stay closed has no
-# mark: the row of a detached run, or of a run whose result is recorded. While REPLAY is under way, the lock of the job
-# `p` makes this statement leave the workflow out. Otherwise this statement, which has read that the workflow has
-# failed, would close again the rows that REPLAY has opened.
+# statement closes a row `start` of a failed workflow, it marks the row (CLOSED). The row of a detached run, or of a run
+# whose result is recorded, must stay closed, and has no mark. While REPLAY is under way, the lock of the job `p` makes
+# this statement leave the workflow out. Otherwise this statement, which has read that the workflow has failed, would
+# close again the rows that REPLAY has opened.
 #
 # $1: at most this many rows are closed. `closable` locks the rows, so that no other statement changes them before the
 # UPDATE. `OFFSET 0` makes PostgreSQL begin with the open rows. Without it, PostgreSQL would sometimes read all jobs
@@ -228,9 +228,9 @@ async def close_calls(connection: Connection, limit: int = 5000) -> bool:
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement], bool]:
     """Request the cancel of at most `limit` runs whose workflow has ended without success, or is being cancelled.
-    Detached runs go on: their rows in the journal are `done`. Returns three values. The first has the runs that have
-    ended immediately. The second has the hints (messages that tell workers of due tasks) of the cancelled runs that are
-    workflows. The third is whether more runs may have to be cancelled.
+    Detached runs go on, because their rows in the journal are `done` from the beginning. Returns three values. The
+    first has the runs that have ended immediately. The second has the hints (messages that tell workers of due tasks)
+    of the cancelled runs that are workflows. The third is whether more runs may have to be cancelled.
     """
     ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -31,9 +31,9 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call has always ended by then. It undoes the copies of dead calls
-#: (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies (UNDO_SECONDS
-#: at most).
+#: Seconds after which a call counts as dead. A live call has always ended by then. Such a call undoes the copies of
+#: dead calls (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies
+#: (UNDO_SECONDS at most).
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0  # the longest time for the copies of a call
 UNDO_SECONDS = 120.0  # the longest time to undo copies
@@ -46,9 +46,9 @@ _MAX_DEAD_KEYS = 20
 #: A tenant's id that can be the name of the tenant's folder (`folder_of`).
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-#: What a call may have done at a key. created: the call created the object. unsure: the target does not report whether
-#: the call created the object or overwrote another object. replaced: the call first made a backup of an object of the
-#: tenant, and then overwrote the object.
+#: What a call may have done at a key. `created`: the call created the object. `unsure`: the target does not report
+#: whether the call created the object or overwrote another object. `replaced`: the call first made a backup of an
+#: object of the tenant, and then overwrote the object.
 Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 
@@ -156,7 +156,9 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL AND promoting_until = 
 """
 # Deletes the row of a key at which no job's artifact lies. $1: the call. $2: the key.
 _FORGET_KEY = "DELETE FROM promoted_object WHERE turn = $1 AND key = $2 AND job_id IS NULL"
+# Records that the key $2, which the call $1 has claimed, holds the replaced object again.
 _RECORD_RESTORED = "UPDATE promoted_object SET reached = NULL WHERE turn = $1 AND key = $2"
+# Ends the claim of the call $1 at the key $2.
 _RELEASE_KEY = f"""
 -- promotion_leave
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
@@ -306,7 +308,7 @@ async def give_up(connection: Connection, call: PromoteCall) -> None:
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
     """The keys that the call has claimed, and what it may have done at each so far. If the call has finished, the
     result has nothing to undo. This also holds while the COMMIT of `finish` is still under way, because the statement
-    waits for it.
+    waits for this COMMIT.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))
 
