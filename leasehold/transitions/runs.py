@@ -318,8 +318,7 @@ async def revive(
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
-    """The argument `followed` of `jobs.replay`: the pipeline's name if it has an `on_failure` pipeline, else no name.
-    """
+    """The `followed` of `jobs.replay`: the pipeline's name if it has an `on_failure` pipeline, else no name."""
     return [pipeline.name] if pipeline.on_failure is not None else []
 
 
