@@ -118,6 +118,7 @@ async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response
 async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await overview_reads.limits(connection, texts_of_cursor(cursor))
+    # `limits` of overview_reads reads one row more than a page shows.
     limits = rows[: overview_reads.MAX_LIMITS]
     next_cursor = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
     return page(

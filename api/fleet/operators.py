@@ -235,6 +235,7 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
 )
 async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operator) -> Response:
     services = services_of(request)
+    # The route alone cannot tell where the key begins, because the tenant and the key may have slashes.
     tenant_id, key = _split(f"{tenant_id}/{key}")
     async with services.pool.acquire() as connection, connection.transaction():
         limit_ids = await limits.withdraw(connection, tenant_id, key)

@@ -355,6 +355,7 @@ class ObjectStore:
 
     async def _download(self, key: str, path: Path, max_bytes: int | None) -> Stored:
         answers: list[GetObjectOutputTypeDef] = []
+        # `is_whole`: all bytes have arrived. If they have not, the file is removed.
         digest, size, is_whole = hashlib.sha256(), 0, False
         file = await asyncio.to_thread(path.open, "wb")
         try:

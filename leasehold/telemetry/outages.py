@@ -115,6 +115,7 @@ class Outage:
             if self._since is None:
                 return
             facts = {
+                # Until the last error, because the server may have been back since then.
                 "away_seconds": round(self._error_at - self._since, 1),
                 "errors": self._errors,
                 "noticed_by": sorted(self._noticed_by),

@@ -304,6 +304,7 @@ class IsolatedAttempts:
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
+        # The log lines of this asyncio task name the job and the step, and the speculation's recorder collects them.
         set_facts_of_lines({"job_id": claimed.job_id, "step": step.name, "speculative": True})
         record_in(speculation.recorder)
         timeout = step.timeout.total_seconds()

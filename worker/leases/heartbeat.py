@@ -334,6 +334,8 @@ class Heartbeat:
         self._renewed_at = started
 
     def _apply_renewal(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
+        # If the lease was not renewed only because another statement has locked its row, it stays trusted as long as
+        # before.
         if answer.renewed:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.is_valid:

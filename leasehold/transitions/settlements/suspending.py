@@ -163,6 +163,7 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
         claimed_ids,
         timedelta(seconds=0.0 if terms is None else terms.ttl),
     )
+    # A row with `next` is a claimed step. All other rows are verdicts and hints.
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True)
     if terms is not None:
         suspending_of_step = {suspending.step_to_claim: suspending for suspending in suspendings}

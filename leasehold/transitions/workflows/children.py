@@ -165,6 +165,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
 
 
 # Finds unfinished runs whose workflow is being cancelled, or has ended without success.
+# $1: at most this many runs.
 _ORPHANS = f"""
 -- workflow_orphans
 SELECT child.id, child.tenant_id, parent.id AS parent_id, parent.status

@@ -122,12 +122,14 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING job_id
 """
 # The row lock waits for the end of a transaction that has run _FINISH_JOB.
+# $1: the job. $2: the tenant. $3: the keys.
 _IS_FINISHED = """
 -- promotion_is_finished
 SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
 """
 # The row locks wait for a COMMIT of `finish` that is under way. Otherwise the job could become promoted while its
 # objects are being removed.
+# $1: the call.
 _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
@@ -137,6 +139,7 @@ _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = 
 # The statement frees the keys without a backup. The call keeps the other keys until it has deleted their backups. The
 # statement sets their `until` to the current time. So if the call dies before it has deleted the backups, the leading
 # worker finds these keys and deletes the backups.
+# $1: the call. $2: its job. $3: the tenant.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
 WITH freed_keys AS (
@@ -198,6 +201,7 @@ RETURNING turn, key, reached, backup, tenant_id, for_job,
 # The statement holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or has ended
 # without undoing its copies. A live call would still have its claim of the job, and then this call could not have
 # claimed the job.
+# $1: the job. $2: the tenant. $3: the seconds of the hold.
 _HOLD_EARLIER_KEYS = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
