@@ -42,6 +42,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     async with services.pool.acquire() as connection, connection.transaction():
         holders: Sequence[Mapping[str, Any]] = ()
         if body.ref is not None:
+            # Until the transaction ends, no other transaction can adopt an order with this id.
             await resolving.lock_order(connection, body.ref)
             holders = await _find_holders(services, connection, access, orders, body.ref)
         if body.action == "give_up":

@@ -109,6 +109,7 @@ async def create_together(
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
+    # `independent`: the template's concurrency policy is `allow`.
     assert all(run.template_version.independent for run in new)
     try:
         if by_tenant is None:
@@ -140,6 +141,7 @@ async def _create_independent(
     new_jobs = []
     async for run in paced(new):  # between pieces of the list, the event loop serves other coroutines
         rules = by_tenant[run.tenant_id]
+        # `watched`: the tenant has a webhook, which may report the end of the run.
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))

@@ -113,7 +113,7 @@ class IsolatedAttempts:
         of the same work, the attempt returns those outputs and runs nothing.
 
         `may_continue`: whether this worker may go on with the job's later steps. If it returns True after the handler
-        has ended, start later steps speculatively. The attempt at such a step takes the speculative execution over. If
+        has ended, start later steps speculatively. The attempt at such a step takes over the speculative execution. If
         no attempt does, `discard_speculations` ends the execution. Raises what the handler, the child and the store
         raise, and NoChild.
         """
@@ -155,6 +155,7 @@ class IsolatedAttempts:
             return completion
         finally:
             if speculation is not None:
+                # If the attempt has failed early, the execution may still run.
                 self._speculations.pop((claimed.job_id, claimed.step), None)
                 speculation.running.cancel()
             await self._directories.remove(claimed.lease)
@@ -228,6 +229,7 @@ class IsolatedAttempts:
     async def _publish(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, done: Done, digest: str, held: HeldLease
     ) -> Completion:
+        # The cache of outputs gets only those that a later step reads.
         is_read_later = any(step.name in other.reads for other in pipeline.steps)
         cache = self._output_cache if is_read_later else None
         with traces.span("store"):
@@ -290,8 +292,8 @@ class IsolatedAttempts:
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
         """A speculation of `next_step`. Its directory has links to two kinds of inputs: the files that the attempt at
-        `step` has fetched, and the files that it has made. When that attempt has published the files that it made, it
-        gives their digests to the speculation (`complete_digests`). Raises OSError.
+        `step` has fetched, and the files that this attempt has made. When that attempt has published the files that it
+        made, it gives their digests to the speculation (`complete_digests`). Raises OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}

@@ -46,8 +46,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two searches for dead workers and for a dead leader. With this pause, other workers take over their
-#: tasks and duties within a second.
+#: Seconds between two searches for dead workers and for a dead leader. With this pause, another worker takes over the
+#: tasks of a dead worker, and the duties of a dead leader, within a second.
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
@@ -114,6 +114,7 @@ class Duties:
         self._is_elsewhere = False  # the tenant of the declared schedules lives in another cell
         # Says when `admit_each` may make its slow search again.
         self._admission_search = concurrency.new_search()
+        # Pauses that grow with the time that a duty's queries take.
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
@@ -189,6 +190,7 @@ class Duties:
     async def _end_cancels(self) -> float | None:
         """End the jobs whose cancel clients have requested, once the grace has passed or the jobs' workers are lost."""
         async with self._frequent_connection() as connection:
+            # `dead`: the workers that the takeover has found dead.
             ended_jobs = await sweeps.end_cancels(
                 connection, self._takeover.dead, self._settings.max_losses, _JOBS_AT_ONCE
             )

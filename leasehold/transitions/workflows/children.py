@@ -58,9 +58,9 @@ async def start(
     `wait`: given if the run does the work of a step (`ctx.run` of a limited task). The journal then also gets the row
     `wait`, which waits for the end of the run, and the run gets the workflow's priority and trace.
 
-    `again`: failed -> pending. A client has retried the workflow, whose journal already has the row of the call. So the
-    run is retried, too. If the run is no longer failed, only `wait` is written, and the workflow then reads what has
-    become of the run.
+    `again` (only together with `wait`): failed -> pending. A client has retried the workflow, whose journal already has
+    the row of the call. So the run is retried, too. If the run is no longer failed, only `wait` is written, and the
+    workflow then reads what has become of the run.
 
     Raises LeaseLost.
     """

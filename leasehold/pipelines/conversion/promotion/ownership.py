@@ -38,7 +38,8 @@ LEASE_SECONDS = 900
 COPY_SECONDS = 600.0  # the longest time for the copies of a call
 UNDO_SECONDS = 120.0  # the longest time to undo copies
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
-#: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone.
+#: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone. (To hold a key of a
+#: dead call is to set its `until` to a later time. The key's `turn` stays.)
 _UNDO_LEASE_SECONDS = 300
 #: The most keys of dead calls that the leading worker holds and undoes at once.
 _MAX_DEAD_KEYS = 20
@@ -121,15 +122,14 @@ UPDATE conversion SET promoted = $3, promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING job_id
 """
-# The row lock waits for the end of a transaction that has run _FINISH_JOB.
-# $1: the job. $2: the tenant. $3: the keys.
+# Whether the job $1 of the tenant $2 is promoted to the keys $3. The row lock waits for the end of a transaction that
+# has run _FINISH_JOB.
 _IS_FINISHED = """
 -- promotion_is_finished
 SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
 """
-# The row locks wait for a COMMIT of `finish` that is under way. Otherwise the job could become promoted while its
-# objects are being removed.
-# $1: the call.
+# The keys that the call $1 has claimed. The row locks wait for a COMMIT of `finish` that is under way. Otherwise the
+# job could become promoted while its objects are being removed.
 _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
@@ -168,7 +168,7 @@ UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
 # The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
 # could promote a job at the same time, and the worker would remove the new call's object. A job that is deleted or
-# promoted needs no claim, because no new call can begin for it. $1: the seconds of the hold; $2: the largest number of
+# promoted needs no claim, because no new call can begin for it. $1: the seconds of the hold. $2: the largest number of
 # keys.
 _CLAIM_DEAD = """
 -- promotion_dead
