@@ -53,7 +53,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
     sealing.sign("console", b"")  # fail before the sign-in if there is no sealing key to sign the session's cookie
-    # The random values (state, nonce, verifier) by which the provider's answer belongs to this sign-in.
+    # The random values (state, nonce, verifier) that show that the provider's answer is for this sign-in.
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))

@@ -40,7 +40,7 @@ Operator = Annotated[Caller, Depends(Require(OPERATE))]
 #: _TEMPLATE: the pattern of the name of a template or a kind. _KEY: the pattern of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
-#: The name of a queue. The bound of 200 characters is more than any queue's name has, and few enough for an index. The
+#: The name of a queue. The bound of 200 characters is longer than any queue's name, and short enough for an index. The
 #: name of a queue of external workers contains the name of its tenant, which may have slashes. Therefore the addresses
 #: have `{queue:path}`.
 QueueName = Annotated[str, Path(min_length=1, max_length=200)]

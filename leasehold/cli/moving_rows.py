@@ -495,7 +495,7 @@ _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
     """The prefixes of the tenant's objects: of its unfinished jobs, of the keys in _OBJECT_COLUMNS, and of the inputs
-    of its jobs. The platform made all these keys; none is from a client.
+    of its jobs. The platform made the keys in these columns; none is from a client.
     """
     prefixes = {
         f"jobs/{row['id']}/"

@@ -20,6 +20,7 @@ def broken_code(source: str, error: BaseException) -> CodeBroken | None:
     """The error that says where the code of `source` is broken. None: no code of the user raised `error`."""
     report = TracebackException.from_exception(error)
     _keep_users_frames(report)
+    # The code with a syntax error has not run, so no frame shows its place.
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     elif report.stack:

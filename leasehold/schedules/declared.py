@@ -158,7 +158,8 @@ async def reconcile(
     the schedules that were paused. `writer`: the worker that writes, and from now on leads the app's role.
     `only_without_writer`: write nothing, and return None, if the app has a writer by now.
 
-    If several workers start at once, a lock makes them write one after another.
+    If several workers start at once, a lock makes them write one after another, with the same outcome if their code is
+    the same.
     """
     async with connection.transaction():
         await lock_name(connection, _role(tenant_id, app))

@@ -129,6 +129,7 @@ class Heartbeat:
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
         with self._lock:
             older = self._held.get(lease.task_id)
+            # With the same epoch, the new lease counts only if the older one is lost (else it is the third case above).
             is_newest = (
                 older is None or older.lease.epoch < lease.epoch or (older.lease.epoch == lease.epoch and older.lost)
             )

@@ -60,7 +60,7 @@ async def start(
 
     `again` (only together with `wait`): failed -> pending. A client has retried the workflow, whose journal already has
     the row of the call. So the run is retried, too. If the run is no longer failed, only `wait` is written, and the
-    workflow then reads what has become of the run.
+    workflow then reads the run's state.
 
     Raises LeaseLost.
     """
