@@ -20,6 +20,7 @@ from leasehold.urls import check_urls
 
 #: Finds the name of the setting in the text of a SettingsError, because this error has no attribute for the name.
 _SETTING = re.compile(r'field "(\w+)"')
+#: The end of the sentence of each BadSetting that this module raises.
 _ADVICE = "; `leasehold settings` lists all variables"
 
 

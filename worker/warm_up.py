@@ -38,8 +38,8 @@ class WarmUp:
 async def warm_up(
     settings: Settings, queues: ServedQueues, worker: UUID, modules: Sequence[str] = ()
 ) -> AsyncIterator[WarmUp]:
-    """Start the children for the block, without waiting for them. The end of the block kills the children and removes
-    the work directory. `modules`: as for Children.
+    """Start the children for the isolated steps of `queues`, without waiting for them. The end of the block kills the
+    children and removes the work directory. `modules`: modules that declare tasks of an app; the zygotes import them.
     """
     with WorkDir(_work_root(settings), worker) as work_dir:
         children = Children(

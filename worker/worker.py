@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+#: The module that opens the parts. The head says when it is imported.
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
@@ -43,7 +44,7 @@ _CHECK_AFTER_SECONDS = 5.0
 #: container is killed 15 s after its time to drain. Before that, the worker must still release its tasks, and delete
 #: its row.
 _RELEASE_SECONDS = 12.0
-#: Seconds between two records that the event loop runs.
+#: The worker records once in this many seconds, for the liveness probe, that its event loop runs.
 _PULSE_SECONDS = 5.0
 
 
@@ -62,8 +63,8 @@ class Worker:
         health: Health | None = None,
         modules: Sequence[str] = (),
     ) -> None:
-        """`pipelines`: the registry; by default that of the setting `pipelines`. Child processes always load the
-        setting's registry, after they have imported `modules`.
+        """`health`: what the probes read. `pipelines`: the registry; by default that of the setting `pipelines`. Child
+        processes always load the setting's registry, after they have imported `modules`.
         """
         # A new id at every start. Otherwise the leases of a dead process would look like the leases of this worker.
         self.id = new_id()
@@ -159,7 +160,10 @@ class Worker:
                 on_drain=self.retired.set,
             )
         )
+        # `ready`: the queues that the worker can serve before the children are ready.
         self.queues = parts.ready
+        # The stack calls these in reverse order. So the pools close first, then the loops end, and then the parts
+        # close.
         self._stack.push_async_callback(self._end_loops)
         self._stack.push_async_callback(parts.slot_pools.close)
         for name, loop in parts.loops.items():

@@ -46,6 +46,7 @@ router = APIRouter()
 _SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+#: A filter of jobs, as a person writes it (domain/job_filter.py).
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
@@ -133,9 +134,9 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
     scope = scope_of(services, caller, job_filter)
     if scope is None:  # the caller may read no jobs that match
         return 0
-    made_until_now = [job_id for job_id in ids if _is_made_until(now, job_id)]
     # `made_until_now`: the jobs on the page whose id has no time in the future. `newest`: the newest of these jobs. If
     # there is none, `newest` is an id of this instant, so that no job that exists now counts as newer.
+    made_until_now = [job_id for job_id in ids if _is_made_until(now, job_id)]
     newest = max(made_until_now, default=id_of_instant(now))
     since = instant_of(newest)  # an id begins with the instant of its job's creation
     if job_filter.created_after is not None:

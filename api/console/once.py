@@ -3,7 +3,7 @@
 Without JavaScript nothing disables the button after the first press. At a second press the browser sends the form
 again, and shows only the second answer. So a form with a field `once` acts at the first press only, and the second
 press gets the answer to the first press. If the API has not answered the first press yet, the second press waits for
-that answer (`ConsoleRoute`).
+that answer (ConsoleRoute in routes.py repeats the second press until then).
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from leasehold.security.openid import Flow, Identity, OpenId, memberships
 from leasehold.security.sealing import Sealing, Unsealable
 
 router = APIRouter()
+#: The cookie with the state of a sign-in.
 COOKIE = "leasehold_oidc"
 #: A person must sign in at the provider within this many seconds.
 _MAX_SECONDS = 600
@@ -52,6 +53,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
     sealing.sign("console", b"")  # fail before the sign-in if there is no sealing key to sign the session's cookie
+    # The random values (state, nonce, verifier) that show that the provider's answer is for this sign-in.
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))

@@ -1,4 +1,4 @@
-"""The pages of queues, workers and limits (how many jobs may be under way at once). Only operators see these pages."""
+"""The pages of queues, workers and concurrency limits (which bound the jobs under way). Only operators see them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from leasehold.db.job_reads import Row
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
-#: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
+#: Runnable tasks are counted up to _MAX_TASKS in each queue, and up to about _MAX_OF_ALL in all queues together.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
-#: All requests share the rows of a page for this many seconds.
+#: The page of queues and the page of workers read their rows only once in this many seconds, for all requests.
 _SHARED_SECONDS = 2.0
-#: A page shows at most this many jobs that a limit has admitted, and at most this many jobs that wait at it.
+#: The page of a limit shows at most this many jobs that the limit has admitted, and at most this many jobs that wait.
 _MAX_JOBS = 50
 #: A page shows at most this many queues, or workers.
 _MAX_QUEUES, _MAX_WORKERS = 200, 200
@@ -118,6 +118,7 @@ async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response
 async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await overview_reads.limits(connection, texts_of_cursor(cursor))
+    # `limits` of overview_reads reads one row more than a page shows.
     limits = rows[: overview_reads.MAX_LIMITS]
     next_cursor = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
     return page(

@@ -28,7 +28,7 @@ _MAX_ANSWERS = 500
 @dataclass(frozen=True, slots=True)
 class _Shareable(Generic[_Answer]):
     """An answer that the asyncio task `task` makes or has made. It is shared until the time `shared_until`. `reading`:
-    the age of the rows that were read from the standby; None: they were read from the primary.
+    reads the rows from the standby, and knows their age; None: the rows are read from the primary.
     """
 
     task: asyncio.Task[_Answer]
@@ -81,7 +81,9 @@ class Shared(Generic[_Answer]):
     def _begun(
         self, key: Hashable, make: Callable[[], Awaitable[_Answer]], reading: Reading | None
     ) -> tuple[_Shareable[_Answer], bool]:
-        """An answer, and whether this call has begun it. If an answer may be shared, this call begins no other."""
+        """An answer, and whether this call has begun it. If an earlier answer may be shared, this call begins none.
+        `reading`: of the current request; None: it reads from the primary.
+        """
         shareable = self._answers.get(key)
         if shareable is not None and shareable.may_be_shared:
             return shareable, False
@@ -105,8 +107,8 @@ class Shared(Generic[_Answer]):
 
 
 async def _wait_for(shareable: _Shareable[_Answer], reading: Reading | None) -> _Answer:
-    """Wait for the answer until the current request has no time left. The task that makes the answer then goes on
-    without the request.
+    """Wait for the answer until the current request has no time left. The asyncio task that makes the answer then goes
+    on without the request.
     """
     async with deadline.current().waiting(), nullcontext() if reading is None else reading.waiting():
         try:

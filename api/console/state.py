@@ -23,8 +23,8 @@ LastPage: TypeAlias = tuple[str, tuple[object, ...]]
 
 class ConsoleState:
     """`answers`: the answers that pages share for some seconds. `last_pages`: the page that was sent last, by session
-    and URL. `sign_ins`: bounds the requests to the OpenID provider, so that a flood of sign-ins delays no other
-    request.
+    and URL; if nothing has changed since, a refresh gets no new page. `sign_ins`: bounds the requests to the OpenID
+    provider, so that a flood of sign-ins delays no other request.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -17,6 +17,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "completed": ("succeeded",),
     "failed": ("failed", "cancelled", "expired"),
 }
+#: A state of a job -> the public state of its conversion.
 PUBLIC_STATE = {state: public_state for public_state, states in STATES.items() for state in states}
 #: An artifact that a client may request -> the name of its output.
 ARTIFACTS = {

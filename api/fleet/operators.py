@@ -40,10 +40,12 @@ Operator = Annotated[Caller, Depends(Require(OPERATE))]
 #: _TEMPLATE: the pattern of the name of a template or a kind. _KEY: the pattern of the key of a limit.
 _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
-#: The bound is longer than the name of any queue, and short enough for an index. The name of a queue of external
-#: workers contains the name of its tenant, which may have slashes. Therefore the addresses have `{queue:path}`.
+#: The name of a queue. The bound of 200 characters is longer than any queue's name, and short enough for an index. The
+#: name of a queue of external workers contains the name of its tenant, which may have slashes. Therefore the addresses
+#: have `{queue:path}`.
 QueueName = Annotated[str, Path(min_length=1, max_length=200)]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
+#: The problems that the lists document.
 _PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
 
 
@@ -213,7 +215,7 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         if not await limits.is_declared(connection, body.tenant_id, body.key):
-            # Raises Conflict `too_many_limits`.
+            # A new limit needs room. Raises Conflict `too_many_limits`.
             await check_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
@@ -233,6 +235,7 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
 )
 async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operator) -> Response:
     services = services_of(request)
+    # The route alone cannot tell where the key begins, because the tenant and the key may have slashes.
     tenant_id, key = _split(f"{tenant_id}/{key}")
     async with services.pool.acquire() as connection, connection.transaction():
         limit_ids = await limits.withdraw(connection, tenant_id, key)

@@ -17,6 +17,7 @@ from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, check_key, hold, is_answered, release, reserve, store
 from leasehold.domain.errors import Conflict
 
+#: The result of the argument `read` of `unless_repeated`.
 T = TypeVar("T")
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
@@ -55,6 +56,7 @@ async def once(
     work: Callable[[Connection], Awaitable[Answer]],
 ) -> Answer:
     """Run `work` inside a transaction and return its answer. If `key` was used before, return the first answer instead.
+    `request_hash`: identifies the request's content; a key that was used with other content is refused.
 
     The reservation of the key commits before `work` begins. So the API refuses a second request with this key until the
     first request has ended. The reservation by itself counts for one second only. `hold` keeps it valid until the

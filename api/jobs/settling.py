@@ -1,7 +1,7 @@
 """Settles the order of a job that has ended. An order is a step's request to a provider; here its outcome is unknown. A
-person decides what happens: adopt the order, order again, or give up the order. A cancelled or expired job does not run
-again, so an order that such a job adopts is withdrawn at the provider. The endpoints in `unsettled` and the console
-call `settle`.
+person decides what happens: adopt the order (name its id, so that the job goes on with this order), order again, or
+give up the order. A cancelled or expired job does not run again, so an order that such a job adopts is withdrawn at the
+provider. The endpoint of /v1/unsettled and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -42,6 +42,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     async with services.pool.acquire() as connection, connection.transaction():
         holders: Sequence[Mapping[str, Any]] = ()
         if body.ref is not None:
+            # Until the transaction ends, no other transaction can adopt an order with this id.
             await resolving.lock_order(connection, body.ref)
             holders = await _find_holders(services, connection, access, orders, body.ref)
         if body.action == "give_up":
@@ -66,8 +67,8 @@ async def _find_holders(
     services: Services, connection: Connection, access: JobAccess, orders: UnknownOrders, ref: str
 ) -> Sequence[Mapping[str, Any]]:
     """The parameters of the other jobs whose step got the order as the provider's answer. The search may read thousands
-    of rows. So call this before the transaction locks the job and the rates, because other submissions wait for the
-    locks of the rates. Raises Invalid if the order cannot be adopted.
+    of rows, and other submissions wait for the locks of the rates. So call this before the transaction locks the job
+    and the rates. Raises Invalid if the order cannot be adopted.
     """
     if orders.holders is None or not orders.is_of_installation(access.row["params"]):
         return ()
@@ -156,8 +157,9 @@ async def _adopt_or_repeat(
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun:
-    """Let the failed job go on: with the adopted order as the result of its step, or by ordering again. A cancelled or
-    expired job does not go on, so its adopted order is withdrawn. Raises Conflict if the job cannot go on.
+    """Let the failed job go on. If a person adopts the order, this order becomes the result of the job's step.
+    Otherwise the step orders again. A cancelled or expired job does not go on, so its adopted order is withdrawn.
+    Raises Conflict if the job cannot go on.
     """
     if step.job_status is not JobState.FAILED:
         return await _withdraw_adopted(services, connection, access, orders, step, body)

@@ -58,6 +58,7 @@ async def get_media(
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
     media = await find_media(services, caller, media_id)
+    # A long poll waits for a change of the job, and then reads the picture again.
     if wait and _should_wait(services, media, if_none_match):
         assert media.job_id is not None
         await services.watch.changed(media.job_id, media.job_seq, wait)

@@ -43,6 +43,7 @@ UPLOADS_REFUSED = counter(
     "uploads_refused_total", "Uploaded objects that were refused, so that no job was written", ["code"]
 )
 
+#: The values of the label `method`. Any other method counts as OTHER.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 router = APIRouter(include_in_schema=False)

@@ -1,6 +1,8 @@
 """Makes a failed job run again. Like a new job, it may wait at the concurrency limits of its kind and of its tenant.
 For a run, the template's concurrency policy decides what happens while other runs of the scope are unfinished. The run
 waits for them, replaces them, or is refused.
+
+A Target is a job with its kind. Actions holds what the functions here need of their process (context.py).
 """
 
 from __future__ import annotations
@@ -101,10 +103,11 @@ async def revive(
     from_step: str | None = None,
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
-    """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit, or None if the job is no longer failed; nothing has changed in this case. `params`: the new parameters. If
-    None, the job keeps its old parameters, or gets those that its kind sets. `from_step`: the first step to run again.
-    If None, it is the failed step. `cause`: who retries the job, for its history.
+    """Make the failed job pending again, inside the caller's transaction. Returns what the caller must publish and
+    admit after the commit (CreatedRun). If the job is no longer failed, the function changes nothing, and returns None.
+    `params`: the new parameters. If None, the job keeps its old parameters, or gets those that its kind sets.
+    `from_step`: the first step to run again. If None, it is the failed step. `cause`: who retries the job, for its
+    history.
 
     The function writes the webhook deliveries of the failure first, because afterwards the job's row no longer shows
     the failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the

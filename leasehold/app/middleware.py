@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from leasehold.app.current import Current, enter, leave
 
+#: A function of the app's program. The attempt runs at its only `yield`.
 Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 
@@ -22,6 +23,7 @@ def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], Abstr
         token = enter(current)
         try:
             async with AsyncExitStack() as stack:
+                # Each function runs up to its `yield` here, and goes on when the stack closes, the innermost first.
                 for function in middleware:
                     await stack.enter_async_context(asynccontextmanager(function)(current))
                 yield

@@ -47,8 +47,8 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {by!r}")
 
 
-#: At most for this time after a submission, another submission with the same key gives the same run. The platform
-#: stores the key for the same time (leasehold.db.idempotency.KEEP).
+#: For at most this time after a submission, another submission with the same key (`Unique.key`) gives the same run. The
+#: platform stores the key for this time (leasehold.db.idempotency.KEEP).
 KEY_LASTS = timedelta(hours=24)
 #: The largest `size` of a Batch, and its longest `wait`.
 MAX_BATCH = 10_000

@@ -57,7 +57,7 @@ class WorkflowHandling:
     async def run_until_wait(self, attempt: Any) -> Any:
         """Run the function until it ends or waits. If it has ended, returns a Done. If it waits, returns the
         suspension, which says what the run waits for. If a workflow of the platform itself calls a task whose code this
-        worker lacks, returns LeftToOthers.
+        worker lacks, returns LeftToOthers, so that a worker with the code goes on.
         """
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 
@@ -129,11 +129,13 @@ def workflow_of(
     connections: Connections,
 ) -> Workflow:
     """The workflow of a function. `local_names`: the local names where the function is declared, because its
-    annotations may use them. Raises DeclarationError with file and line.
+    annotations may use them. `connections`: how the app reaches its installation. Raises DeclarationError with file and
+    line.
     """
     _check_function(function)
     with declared_at(function):
         terms.check_types()
+    # `skip`: the context, which no caller passes.
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)

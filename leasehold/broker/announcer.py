@@ -33,7 +33,7 @@ _BATCH = 256
 
 @asynccontextmanager
 async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[Announcer]:
-    """An announcer for the block. It deletes the outbox rows of sent hints with connections of `pool`."""
+    """An announcer for the block. With connections of `pool`, the announcer deletes the outbox rows of sent hints."""
     announcer = Announcer(broker, on_pool(pool))
     announcer.start()
     try:
@@ -157,8 +157,8 @@ class Announcer:
                 self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and delete the outbox rows of the hints that the broker confirmed. Returns the number of these
-        hints.
+        """Publish the batch, and delete the outbox rows of the hints that the broker confirmed. Returns the number of
+        these hints.
         """
         hints = [announcement.hint for announcement in batch]
         with traces.publishing_spans([hint.headers for hint in hints]) as headers:

@@ -40,7 +40,7 @@ _TaskId = Annotated[str | None, Field(exclude_if=lambda task_id: task_id is None
 
 class Conf:
     """`app.conf`. It refuses settings that leasehold.celery does not support. Leasehold's own settings are LEASEHOLD_*
-    variables. `use_default_queue`: applies a value of `task_default_queue`.
+    variables. `use_default_queue`: called with each new value of `task_default_queue`.
     """
 
     task_default_queue: str | None = _DEFAULT_QUEUE
@@ -74,11 +74,13 @@ class _App(App):
 
 
 class Celery(Lacking):
-    """`main`: the name of the app. `broker` and `backend` are ignored, because LEASEHOLD_DATABASE_URL and
-    LEASEHOLD_AMQP_URL name the servers. Raises NotSupported for any other argument of Celery's class.
+    """An app with Celery's methods. `main`: its name. `broker` and `backend` are ignored, because
+    LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL name the servers. Raises NotSupported for any other argument of
+    Celery's class.
     """
 
-    # For `Lacking`: the name of Celery's class, and the attributes that this class does not have.
+    # For `Lacking`, which raises an error for an attribute that only Celery's class has: the name of that class, and
+    # these attributes.
     _IN_CELERY, _LACKS = "Celery", OF_APP
 
     def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:

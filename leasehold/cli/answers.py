@@ -35,7 +35,7 @@ _EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 def api_client() -> Iterator[ApiClient]:
     """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If both are unset, the client calls the API of the
     `leasehold dev` that runs in the current folder. If the API refuses a request, the command prints the reason and
-    ends.
+    ends (`raise failure_printed`).
     """
     try:
         with ApiClient(*api_and_key()) as client:
@@ -63,8 +63,8 @@ def api_and_key() -> tuple[str, str]:
 
 
 def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
-    """A typer callback that checks an argument: it must be the id of `what`, or several ids. For any other text, the
-    command prints an error and ends.
+    """A typer callback that checks an argument, which must be one id, or a list of ids. For any other text, the command
+    prints an error and ends. `what`: what has the id, with its article, for example "an operation".
     """
 
     def check(context: typer.Context, value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Refuses changes to the rows of a tenant that moves to another cell, and copies the rows to the new cell. moving.py
-calls this module.
+"""Handles the rows of a tenant that moves to another cell. It refuses changes to them, copies them to the new cell, and
+deletes them in the old cell. It also finds the prefixes of the tenant's objects. moving.py calls this module.
 
-Triggers in the old cell's database refuse the changes. They exist only while a tenant moves, so without a move no write
-is slower. CREATE TRIGGER waits until it has a lock on the table. So when it commits, all earlier transactions that
-wrote to the table have ended, and all later writes call the trigger.
+Triggers in the old cell's database refuse the changes. The triggers exist only while a tenant moves, so without a move
+no write is slower. CREATE TRIGGER waits until it has a lock on the table. So when its transaction commits, all earlier
+transactions that wrote to the table have ended, and all later writes call the trigger.
 
 The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. Later one
 transaction inserts the copies into the real tables, so that the new cell has all rows of the tenant, or none.
@@ -39,6 +39,7 @@ _WRITTEN_BY_READS = frozenset({"download"})
 #: requests write it, at most once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # each waits up to a second for a lock; after a failed try comes a pause of half a second
+#: The errors after which `_run_locking` tries again.
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 # Each table of the schema with its columns. Partitions, Alembic's tables and the tables of moves are left out.
@@ -117,6 +118,8 @@ async def moved_tables(connection: Connection) -> list[MovedTable]:
     return list(tables.values())
 
 
+# Name of a table -> its condition (MovedTable), for tables whose rows the general rule of `moved_tables` would not
+# find.
 _SPECIAL_CONDITIONS = {
     # `gate` has the concurrency limits, and `gate_job` the jobs at each limit. A job may wait at limits that all
     # tenants share (`*`). These limits move with the job.
@@ -137,7 +140,7 @@ def _condition_by_parent(
         if key["child"] == name and parent is not None:
             if parent.has_tenant:  # the condition begins with a column of `t`, but in this SQL the parent is `p`
                 parent_condition = parent.condition.replace("t.", "p.", 1)
-            else:  # only the parent table `tail` has no column `tenant_id`; its key is the id of a job
+            else:  # only the parent table `tail` (of logs) has no `tenant_id`; its key is the id of a job
                 parent_condition = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
             return (
                 f't."{key["child_column"]}" IN'
@@ -185,11 +188,11 @@ def _move_prefix(tenant: str) -> str:
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
-# The function of the triggers `begins` and `continues`. The statement that settles a step may also make another task of
-# the job `running`, so that the worker goes on with the job. This function leaves that task without a lease, as if the
-# worker had no room for it. The settlement reads the row that the function returns, so it writes a hint in place of the
-# claim. Afterwards the trigger `postpones` postpones the task, because PostgreSQL calls triggers in the order of their
-# names.
+# The function of the triggers `begins` and `continues`, which `hold_new_work` creates. The statement that settles a
+# step may also make another task of the job `running`, so that the worker goes on with the job. This function leaves
+# that task without a lease, as if the worker had no room for it. The settlement reads the row that the function
+# returns, so it writes a hint in place of the claim. Afterwards the trigger `postpones` postpones the task, because
+# PostgreSQL calls triggers in the order of their names.
 _LEAVE = """
 CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $body$
 BEGIN
@@ -209,15 +212,15 @@ BEGIN
 END
 $body$
 """
-# SQL: whether an UPDATE of a task lets a worker go on with the job. It is false for the claim of a due task, because
-# such a claim changes no `blocked` task, and does not change `news` (which counts the ended steps and the signals of a
-# workflow). Until the due times are postponed, workers may still claim due tasks. The trigger does not undo these
-# claims: the claimed steps run, and the stage `drain` waits for them.
+# SQL: whether an UPDATE of a task lets a worker go on with the job. The condition is false for the claim of a due task,
+# because such a claim changes no `blocked` task, and does not change `news`. (`news` counts the ended steps and the
+# signals of a workflow.) Until the due times are postponed, workers may still claim due tasks. The trigger `continues`
+# does not undo these claims. The claimed steps run, and the move's stage `drain` (moving.py) waits for them.
 _GOES_ON = "NEW.status = 'running' AND (OLD.status = 'blocked' OR (OLD.status = 'waiting' AND NEW.news > OLD.news))"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. From then on workers only finish the running steps: they claim no
+    """Refuse new jobs, and postpone all due times. From then on workers only finish the running steps. They claim no
     due step, and do not go on from a finished step to the next step of its job.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
@@ -378,7 +381,9 @@ def _staging_table(tenant: str, table: MovedTable) -> str:
 async def _pipe(
     source: Connection, target: Connection, query: str, tenant: str, staging: str, columns: Sequence[str]
 ) -> None:
-    """Write what the query returns into the table `staging`. At most 16 pieces are in memory at once."""
+    """Copy the rows of `query` from the source into the target's table `staging`. At most 16 pieces of the copy are in
+    memory at once.
+    """
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
     write_ended = asyncio.Event()  # set when the write has ended, or when the connection to the target is lost
 
@@ -443,6 +448,7 @@ SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
     WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1)
 ORDER BY t.tenant_id COLLATE "C", t.key COLLATE "C" FOR NO KEY UPDATE
 """
+# Removes the jobs of the tenant $1 from all limits that all tenants share.
 _LEAVE_SHARED_LIMITS = """
 DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' AND j.tenant_id = $1
 """
@@ -488,7 +494,9 @@ _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "
 
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
-    """The prefixes of the tenant's objects. A key in these columns was made by the platform, never by a client."""
+    """The prefixes of the tenant's objects: of its unfinished jobs, of the keys in _OBJECT_COLUMNS, and of the inputs
+    of its jobs. The platform made the keys in these columns; none is from a client.
+    """
     prefixes = {
         f"jobs/{row['id']}/"
         for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)

@@ -12,7 +12,7 @@ from leasehold.client.calls import path_part
 
 app = typer.Typer(no_args_is_help=True, help="List, show and abort bulk operations.")
 OperationId = Annotated[str, typer.Argument(help="The operation's id.", callback=id_of("an operation"))]
-#: The fields of an operation that `show` prints.
+#: The fields that the command `leasehold operations show` prints.
 _FIELDS = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
 
 

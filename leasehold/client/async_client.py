@@ -40,7 +40,9 @@ _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Make a method with the parameters of `make`. It sends the call that `make` builds, and returns the result."""
+    """Make a method with the parameters of `make`. The method sends the call that `make` builds, and returns the
+    result.
+    """
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(make(*args, **kwargs))
@@ -49,7 +51,7 @@ def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], 
 
 
 def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Make a method with the parameters of `make`. It yields the items of the listing, page after page."""
+    """Make a method with the parameters of `make`. The method yields the items of the listing, page after page."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         listing, cursor = make(*args, **kwargs), None
@@ -65,7 +67,9 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P
 
 
 def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[T]]]:
-    """Make a method with the parameters of `make`. It returns the items of all pages of the listing in one list."""
+    """Make a method with the parameters of `make`. The method returns the items of all pages of the listing in one
+    list.
+    """
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         return [item async for item in _lists(make)(self, *args, **kwargs)]
@@ -74,7 +78,7 @@ def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient,
 
 
 def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Make a method with the parameters of `make`. It yields the items of the feed as they come."""
+    """Make a method with the parameters of `make`. The method yields the items of the feed as they come."""
 
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self._follow(make(*args, **kwargs))
@@ -86,7 +90,7 @@ class AsyncClient:
     """`async with AsyncClient(url, key) as client` opens a client. Its parameters, methods and errors are those of
     `Client`. Await a method that returns a value or a list. Iterate with `async for` over a method that yields items,
     such as `jobs`, `events` or `stream`. `timeout`: for how many seconds the client repeats a request that gets no
-    answer. It does not bound a single try.
+    answer. This time does not bound a single try.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
@@ -245,6 +249,7 @@ class AsyncClient:
                 if not tries.have_done(refusal):
                     raise
                 return await self._result_of_done(call, refusal)
+            # `outcome`: the API's answer, or the seconds until the next try.
             if not isinstance(outcome, float):
                 return parse_answer(call, outcome)
             await asyncio.sleep(outcome)
@@ -303,6 +308,7 @@ class AsyncClient:
                 async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
                     if not answer.is_success:
                         await answer.aread()
+                    # None: this answer brings the items.
                     pause = following.after_answer(answer)
                     if pause is None:
                         async for text in answer.aiter_text():

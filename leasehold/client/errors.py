@@ -15,8 +15,8 @@ class ClientError(LeaseholdError):
 
 class ApiError(ClientError):
     """The API refused the request. `status`: the HTTP status. `code`: a stable code for programs. `errors`: the wrong
-    values of the request, each with its place and the reason; empty if the API names none. `key`: the request's
-    idempotency key, if it had one.
+    values of the request, each with its place and the reason; empty if the API names none. `request_id`: the request's
+    id in the logs of the API. `key`: the request's idempotency key, if it had one.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any], key: str | None = None) -> None:

@@ -31,8 +31,8 @@ async def find(connection: Connection, tenant_id: str, celery_id: str) -> UUID |
 
 async def written_earlier(connection: Connection, tenant_id: str, celery_id: str, task: str) -> UUID | None:
     """The run that an earlier submission with this Celery id has written, or None. Until the caller's transaction ends,
-    no other transaction can write a run with this Celery id. Raises Conflict if the earlier run is not of the task
-    `task`.
+    no other transaction can write a run with this Celery id. Raises Conflict if the earlier run is not of the Celery
+    task `task`, which is the run's pipeline.
     """
     await lock_name(connection, f"celery_id {tenant_id} {celery_id}")
     row = await _row(connection, tenant_id, celery_id)

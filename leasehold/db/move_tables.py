@@ -14,7 +14,7 @@ tenant_move = Table(
     Column("from_cell", Text, nullable=False),
     Column("to_cell", Text, nullable=False),
     Column("direction", Text, nullable=False),  # out | in
-    Column("stage", Text, nullable=False),  # out: drain, copy, switch, moved; in: live
+    Column("stage", Text, nullable=False),  # out: drain, copy, switch, moved; in: live (see cli/moving.py)
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     CheckConstraint("direction IN ('out', 'in')", name="direction_known"),
     CheckConstraint("stage IN ('drain', 'copy', 'switch', 'moved', 'live')", name="stage_known"),

@@ -17,7 +17,7 @@ person = Table(
     Column("subject", Text, nullable=False),  # the provider's permanent id of the person
     Column("login", Text, nullable=False),  # the person's name in the audit, unique within the tenant
     Column("name", Text, nullable=False),
-    # The scopes that the provider's groups gave at the last sign-in. Empty: none.
+    # The scopes, perhaps none, that the person's groups at the provider gave at the last sign-in.
     Column("scopes", ARRAY(Text), nullable=False),
     Column("set_role", Text),  # a role that an admin gave: its scopes count instead of `scopes`
     Column("generation", Integer, nullable=False, server_default="0"),  # a session with a lower number has ended

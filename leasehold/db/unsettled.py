@@ -1,6 +1,6 @@
 """Reads what only a person can settle, for /v1/unsettled: orders of unknown outcome, workflows that wait for a signal,
 silent external steps, disabled webhooks and paused schedules. An order is what a step requested from another system,
-for example from a provider.
+for example from a provider. A step is silent if no external worker has worked on it for some time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from leasehold.db.job_reads import Row
 MAX_SEARCHED = 10_000
 
 #: SQL condition, to be formatted: the job `j` has ended without success, and nobody knows whether its step `t` has
-#: ordered something. The step's note `n` has the member `{intent}`, with which the step records that it is about to
-#: order. `{now}`: the current time. A step that a workflow started (`contained`) is left out, because the workflow
-#: decides what follows the failure of the step.
+#: ordered something. The step's note `n` (what its attempts store for later attempts) has the member `{intent}`, with
+#: which the step records that it is about to order. `{now}`: the current time. A step that a workflow started
+#: (`contained`) is left out, because the workflow decides what follows the failure of the step.
 IS_UNKNOWN = """j.status IN ('failed', 'expired', 'cancelled') AND t.status IN ('failed', 'cancelled', 'skipped')
       AND NOT t.contained AND n.value ? {intent}
       AND (j.expires_at IS NULL OR j.expires_at > {now})"""
 
-# SQL, to be formatted: the rows of `searched_job`. These are, for each pipeline, its newest `{most}` jobs with an error
-# and, for all pipelines together, the newest `{most_cancelled}` cancelled jobs (a cancelled job has no error).
-# `search`: the pipeline, or NULL for the search of cancelled jobs. `{more}`: a further condition.
+# SQL, to be formatted: the rows of `searched_job`. For each pipeline these are its newest `{most}` jobs with an error.
+# For all pipelines together they are also the newest `{most_cancelled}` cancelled jobs (a cancelled job has no error).
+# `search`: the pipeline, or NULL for the search of cancelled jobs. `{more}`: a further condition. $1: the tenant. $3:
+# the pipelines.
 _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeline AS search
     FROM (SELECT DISTINCT name FROM unnest($3::text[]) AS pipelines(name)) AS searched_pipeline
     CROSS JOIN LATERAL (
@@ -38,9 +39,9 @@ _SEARCHED_JOBS = """SELECT failed_job.id, failed_job.pipeline, failed_job.pipeli
         WHERE j.tenant_id = $1 AND {more} AND j.cancel IS NOT NULL AND j.error IS NULL
         ORDER BY j.id DESC LIMIT {most_cancelled}) AS cancelled_job"""
 
-# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. `ordering` has a row
-# for each step that orders: its pipeline (from $3), its name (from $4), and the member of its note that IS_UNKNOWN
-# calls `{intent}` (from $5).
+# SQL: the jobs among `searched_job` whose order a person must settle, each with its task and note. The table
+# `settlement` has the orders that a person has settled already. `ordering` has a row for each step that orders: its
+# pipeline (from $3), its name (from $4), and the member of its note that IS_UNKNOWN calls `{intent}` (from $5).
 _UNKNOWN_ORDERS = f"""searched_job
     JOIN unnest($3::text[], $4::text[], $5::text[]) AS ordering(pipeline, step, intent)
       ON ordering.pipeline = searched_job.pipeline
@@ -51,9 +52,9 @@ _UNKNOWN_ORDERS = f"""searched_job
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)"""
 
 # Jobs whose order a person must settle. $1: the tenant. $2: the last job of the previous page. $3 to $5: the steps that
-# order, as in _UNKNOWN_ORDERS. At most $6 rows are returned. Each search of `searched_job` reads at most $7 jobs. If it
-# finds this many, it has ended early, at the oldest job that it found. `search_end`: the newest job at which a search
-# ended early. This page has no job that is older than `search_end`, because such jobs are on a later page.
+# order, as in _UNKNOWN_ORDERS. At most $6 rows are returned. Each search of `searched_job` reads at most $7 jobs. If a
+# search finds this many, it has ended early, at the oldest job that it found. `search_end`: the newest job at which a
+# search ended early. This page has no job that is older than `search_end`, because such jobs are on a later page.
 _ORDERS = f"""
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
@@ -98,12 +99,13 @@ SILENT = """starts_with(t.queue, 'ext:')
            WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
-# Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease expired
-# more than $3 seconds ago, because no heartbeat renewed it. $1: the tenant. $2: the last task of the previous page or,
+# Silent external steps. These are due steps that no external worker has claimed for $3 seconds, and steps whose lease
+# expired more than $3 seconds ago (no heartbeat renewed it). $1: the tenant. $2: the last task of the previous page or,
 # if that page's search ended early, the last job of the search. (If the task $2 was deleted meanwhile, its id counts as
 # a job's id. This works, because the ids of tasks and of jobs sort by time.) At most $4 rows are returned, and at most
-# $5 jobs are searched. `page_start`: this page has no job that is newer than this job. `search_end`: the job at which
-# the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
+# $5 jobs are searched. `page_before`: the task $2, unless it was deleted, or is a job. `page_start`: this page has no
+# job that is newer than this job. `search_end`: the job at which the search ended early. The queue of external workers
+# is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1
@@ -150,6 +152,8 @@ SELECT search_end.id AS searched_to, waiting_run.* FROM search_end LEFT JOIN LAT
 ORDER BY waiting_run.job_id DESC
 """
 
+# Schedules that the platform has paused, and (below) webhooks that it has disabled. $1: the tenant. $2: the last row of
+# the previous page; NULL: this is the first page. At most $3 rows are returned.
 _SCHEDULES = """
 -- unsettled_schedules
 SELECT id AS schedule_id, tenant_id, template, paused_because, updated_at FROM schedule

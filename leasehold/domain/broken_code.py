@@ -10,9 +10,9 @@ from traceback import TracebackException
 
 from leasehold.domain.errors import CodeBroken
 
-#: The beginnings of the file names of code that the user cannot change: the platform, Python's import, and code that a
-#: library makes at run time. Links in the path are not resolved, because a frame has the path under which Python found
-#: the file.
+#: The beginnings of the file names of code that the user cannot change. They are the platform's folder, `<` (Python's
+#: frozen import, and code that a library makes at run time) and the module `importlib`. Links in the path are not
+#: resolved, because a frame has the path under which Python found the file.
 _NOT_OF_THE_USER = (f"{Path(__file__).parent.parent}/", "<", importlib.__file__)
 
 
@@ -20,6 +20,7 @@ def broken_code(source: str, error: BaseException) -> CodeBroken | None:
     """The error that says where the code of `source` is broken. None: no code of the user raised `error`."""
     report = TracebackException.from_exception(error)
     _keep_users_frames(report)
+    # The code with a syntax error has not run, so no frame shows its place.
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     elif report.stack:

@@ -22,8 +22,8 @@ _PARAMETER = "task_id"
 
 
 def celery_id_of(value: object) -> str:
-    """The Celery id as a text; for a UUID, the UUID's usual form. Raises Invalid `invalid_id` for a value that is
-    neither a UUID nor a text that a tag can have.
+    """The Celery id as a text; for a UUID, the UUID's usual form. Raises Invalid `invalid_id` for any other value than
+    a UUID or a text that a tag can have.
     """
     if (own_id := uuid_of(value)) is not None:  # the Celery id is itself a UUID
         return str(own_id)

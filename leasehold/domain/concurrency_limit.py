@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 #: The `tenant_id` of a limit that counts the jobs of all tenants together.
 EVERYBODY = "*"
-#: All tenants use the same places of a limit, and the same slots of a worker, which also count as places here. A tenant
-#: that already has places may take one more only while `its places < GREED * free places`. So a tenant that is alone
-#: takes seven eighths of the places, rounded up. For example, it takes all places of 7 or fewer, 7 of 8, 14 of 15, and
-#: 35 of 40. Limits and workers may reserve further places for tenants that have none.
+#: Divides places fairly between tenants. A place is room for one job at a limit that all tenants share, or a slot of a
+#: worker. A tenant that already has places may take one more only while `its places < GREED * free places`. So a tenant
+#: that is alone takes seven eighths of the places, rounded up. For example, it takes all places of 7 or fewer, 7 of 8,
+#: 14 of 15, and 35 of 40. Limits and workers may reserve further places for tenants that have none.
 GREED = 7
 
 

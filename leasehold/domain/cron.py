@@ -38,7 +38,9 @@ ALIASES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+#: How many fields an expression has.
 _FIELDS = 5
+#: The value of `_shift_at` for a time that the clock shows exactly once.
 _NO_SHIFT = timedelta(0)
 #: Two firing instants of an expression are never closer to each other than this.
 _CLOSEST = timedelta(seconds=1)

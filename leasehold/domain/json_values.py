@@ -38,10 +38,12 @@ def _check_instant(value: Any) -> Any:
     return value
 
 
-#: For a field that may also be null: `Annotated[int, Field(ge=1), JsonNumber] | None`. Put JsonNumber last, because the
-#: OpenAPI document loses bounds that follow it.
+#: Refuses a text or a flag in place of a number. Use it directly for a field that may also be null: `Annotated[int,
+#: Field(ge=1), JsonNumber] | None`. Put JsonNumber last, because the OpenAPI document loses bounds that follow it.
 JsonNumber = BeforeValidator(_check_number)
+#: The types of fields: a whole number, a number, and true or false.
 Integer: TypeAlias = Annotated[int, JsonNumber]
 Number: TypeAlias = Annotated[float, JsonNumber]
 Flag: TypeAlias = Annotated[bool, BeforeValidator(_check_flag)]
+#: For a field with an instant: `Annotated[datetime, JsonInstant]`.
 JsonInstant = BeforeValidator(_check_instant)

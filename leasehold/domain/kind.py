@@ -1,8 +1,9 @@
 """Declares a kind of work: its pipelines, and its own rows, endpoints, metrics and so on (`Kind`).
 
-A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. Every process imports the declaration,
-so the declaration must not import the code of its hooks. A hook is an object that a process of the platform loads. The
-declaration names each hook as `module:attribute`, and only the process that needs the hook imports the module.
+A kind of work that has only steps needs no Kind, because a `Pipeline` is enough. A hook is an object of the kind's code
+that a process of the platform loads. The declaration names each hook as `module:attribute`, and only a process that
+needs the hook imports that module. Every process imports the declaration, so the declaration itself must not import the
+code of its hooks.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """Like `Objects`, but for objects whose whole key is in a row. The key need not have an id
-    with a time. So the age of such an object counts from its last change in the store.
+    """Like `Objects`, but for objects whose whole key is in a row. The key need not have an id with a time, so the age
+    of such an object counts from its last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that gets keys in the text array `$1`, and returns, as `id`, those that are in a row. `keys`:

@@ -12,7 +12,7 @@ from leasehold.domain.sentences import with_article
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether the value is an int, and neither True nor False."""
+    """Whether the value is an int, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -32,7 +32,7 @@ def check_time(name: str, value: object) -> None:
 
 
 def check_whole(name: str, value: object) -> None:
-    """Raises DeclarationError unless the value is an int, and neither True nor False."""
+    """Raises DeclarationError if the value is not an int, or is a bool."""
     if not is_whole(value):
         raise DeclarationError(f"{name} is a whole number, not {value!r}")
 

@@ -44,6 +44,7 @@ class TaskState(StrEnum):
     CANCELLED = "cancelled"
 
 
+#: The states in which a job, or a task, has ended.
 JOB_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 TASK_TERMINAL = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED})
 

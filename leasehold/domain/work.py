@@ -23,7 +23,9 @@ def percent_of(value: float) -> float:
 
 
 class Supervisor(Protocol):
-    """The channel between a step's child process and the worker that started it."""
+    """The channel between a step's child process and the worker that started it. `progress` and `emit` send reports to
+    the worker. `cancelled`: whether a cancel of the job was requested.
+    """
 
     def progress(self, percent: float, summary: str) -> None: ...
     def emit(self, chunk: Any) -> None: ...

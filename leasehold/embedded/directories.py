@@ -3,8 +3,8 @@
 
 The directory of a run is by default under /var/tmp, where the servers' user can reach it. The process of the run locks
 a file in the directory. If that file is no longer locked, the process has died, and a later run removes the directory.
-The process also locks the directory itself. Otherwise systemd-tmpfiles would delete those of its files that nobody has
-used for thirty days.
+The process also locks the directory itself. Otherwise systemd-tmpfiles would delete the files in the directory that
+nobody has used for thirty days.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Self
 
 from leasehold.embedded.process import EmbeddedError, unprivileged
 
+#: The beginning of the name of each run's directory, and the name of the lock file in it.
 PREFIX = "leasehold-run-"
 LOCK_NAME = "owner.lock"
 

@@ -117,6 +117,7 @@ class Evaluator:
         if not schema:  # every payload fits
             return
         encoded = orjson.dumps(schema)
+        # None if a child must check the payloads, because the schema is not flat, or the payloads are too large.
         validator = self._flat.validator(encoded, sum(map(len, payloads)))
         if validator is not None:
             for place, payload in enumerate(payloads):
@@ -136,7 +137,8 @@ class Evaluator:
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
-        """Wait for the tenant's turn, and let an asyncio task ask the children. Returns a child's answer.
+        """Wait for the tenant's turn, and let an asyncio task ask the children. Returns a child's answer, which is
+        empty if the child has found no problem.
 
         Raises `too_complex` when the question takes too much CPU time or memory. Raises TooMany when too many questions
         of the tenant wait, or when the tenant's turn does not come in time. Raises Unavailable when the child has not
@@ -173,7 +175,7 @@ class Evaluator:
             self._forget_idle(tenant_id, tenant)
 
     def _forget_idle(self, tenant_id: str, tenant: _Tenant) -> None:
-        # A client that disconnects leaves its question to a task. Until this task ends, it has the turn.
+        # A client that disconnects leaves its question to an asyncio task, which has the tenant's turn until it ends.
         if not tenant.open_questions and not tenant.turn.locked():
             self._tenants.pop(tenant_id, None)
 

@@ -1,5 +1,6 @@
-"""Metrics of this process's own connections to the broker: whether they are up, how often they were opened, how many
-messages were not valid hints (messages about due tasks), and for how many hints the broker had no queue.
+"""Metrics of this process's own connections to the broker. They show whether the connections are up, and how often they
+were opened. They also count the messages that were not valid hints (messages about due tasks), and the hints for which
+the broker had no queue.
 """
 
 from __future__ import annotations

@@ -11,19 +11,20 @@ from bisect import bisect_right
 from collections.abc import Callable
 from time import monotonic
 
-#: At most this many rounds (one round of the exporter's queries each) are remembered. A round comes every 10 s or more
-#: rarely, so they cover at least two hours.
+#: At most this many rounds are remembered. In a round, the exporter runs each of its queries once. Two rounds are 10 s
+#: or more apart, so the remembered rounds cover at least two hours.
 _MAX_ROUNDS = 720
 
 
 class SnapshotAges:
     """Remembers the next transaction id of each round. A snapshot keeps the rows that transactions from its `xmin` on
-    have deleted. So it counts as held since the first round whose next id was greater than its `xmin`, because vacuum
-    may remove no row that was deleted after that round.
+    have deleted. So it counts as held since the first round whose next id was greater than its `xmin`. The reason:
+    vacuum may remove no row that was deleted after that round.
     """
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
+        # The next transaction id, and the time, of each remembered round.
         self._next_xids: list[int] = []
         self._times: list[float] = []
 
@@ -41,6 +42,7 @@ class SnapshotAges:
             self._times.clear()
         self._next_xids.append(next_xid)
         self._times.append(now)
+        # `next_xid - age` is the snapshot's `xmin`.
         first = bisect_right(self._next_xids, next_xid - age)
         seconds = now - self._times[first] if first < len(self._times) else 0.0
         del self._next_xids[:-_MAX_ROUNDS], self._times[:-_MAX_ROUNDS]

@@ -53,14 +53,14 @@ class RetryTerms:
 #: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
 #: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
-#: Called as `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order (see UnknownOrders).
-#: The hook withdraws the order, because a job that has ended in this way needs the order no more. The hook raises
-#: Conflict if the job may not adopt the order now.
+#: Called with the arguments of `AfterCancel`, in the transaction in which a cancelled or expired job adopts its order
+#: (see UnknownOrders). The hook withdraws the order, because a job that has ended in this way needs the order no more.
+#: The hook raises Conflict if the job may not adopt the order now.
 AfterAdoption: TypeAlias = AfterCancel
 #: Called with (connection, job id, system, order id). Returns the parameters of the other jobs, of all tenants, to
 #: which the system itself gave this order id, when their step ordered. The hook may search only the latest jobs.
 OrderHolders: TypeAlias = Callable[[Connection, UUID, str, str], Awaitable[Sequence[Mapping[str, Any]]]]
-#: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
+#: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. The hook must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 #: Called with (connection, job id, tenant, step) in the transaction of a retry, after the retry has made the job
@@ -71,7 +71,7 @@ AfterRetry: TypeAlias = Callable[[Connection, UUID, str, str | None], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class SentOrder:
-    """An order that a step sent to `system`. `at`: the time in ISO 8601. `what`: the order without secrets."""
+    """An order that a step sent to `system`. `at`: when, in ISO 8601, if known. `what`: the order without secrets."""
 
     system: str
     at: str | None
@@ -116,7 +116,7 @@ class UnknownOrders:
 
 @dataclass(frozen=True, slots=True)
 class KindOperations:
-    """The hook `Kind.operations`."""
+    """What the hook `Kind.operations` returns. None: the kind has no such part."""
 
     unknown_orders: UnknownOrders | None = None
     after_cancel: AfterCancel | None = None

@@ -42,7 +42,7 @@ UNDECLARED = "the code does not declare it any more"
 
 # $10: the schedule's next tick, the time at which it fires. If an enabled schedule keeps its cron and its time zone, it
 # also keeps its next tick, which may be due already. A schedule that stays paused has no next tick. A buffered tick (a
-# tick that waits for the end of the run before it) stays only if the overlap policy is still `buffer_one`.
+# tick that waits for the end of the previous run) stays only if the overlap policy is still `buffer_one`.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
@@ -61,7 +61,8 @@ SET cron = excluded.cron, timezone = excluded.timezone, payload_template = exclu
                       ELSE clock_timestamp() END
 """
 
-# Pauses the enabled schedules of the app $2 whose templates are not among $3, the templates that the code declares.
+# Pauses the enabled schedules of the app $2 whose templates are not among $3. $1: the tenant. $3: the templates of the
+# schedules that the app's code declares.
 _PAUSE_OTHERS = f"""
 -- schedules_undeclared
 UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = '{UNDECLARED}',
@@ -79,9 +80,9 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 
 
 async def apps_to_take_over(connection: Connection, tenant_id: str, apps: Collection[str], writer: UUID) -> list[str]:
-    """Stay the writer of the apps whose schedules this worker wrote last. Returns the apps whose writer has ended,
-    drains, or has not called this for ten minutes. Give these apps to `reconcile_apps` with `only_without_writer`. A
-    worker that drains does not call this.
+    """Keep the worker `writer` the writer of those of the `apps` whose schedules it wrote last. Returns the apps whose
+    writer has ended, drains, or has not called this for ten minutes. Give these apps to `reconcile_apps` with
+    `only_without_writer`. A worker that drains does not call this.
     """
     without_writer = []
     for app in apps:
@@ -157,7 +158,8 @@ async def reconcile(
     the schedules that were paused. `writer`: the worker that writes, and from now on leads the app's role.
     `only_without_writer`: write nothing, and return None, if the app has a writer by now.
 
-    If several workers start at once, a lock makes them do this one after another, with the same outcome.
+    If several workers start at once, a lock makes them write one after another, with the same outcome if their code is
+    the same.
     """
     async with connection.transaction():
         await lock_name(connection, _role(tenant_id, app))

@@ -51,9 +51,11 @@ _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECOND)
 #: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
+#: The content type of an object for which nobody named a type.
 _UNKNOWN_TYPE = "application/octet-stream"
+#: The keys of the objects that `probe` writes begin with this.
 _PROBE_PREFIX = "probe/"
-#: The key for which `check_answers` asks. It need not have an object.
+#: The key for which `check_answers` asks. There need not be an object with this key.
 _READINESS_KEY = "readiness"
 
 
@@ -80,6 +82,7 @@ def _ignore_answer(_answer: GetObjectOutputTypeDef) -> None:
     return
 
 
+#: The message of StoreAbsent.
 ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none."
 
 
@@ -238,7 +241,8 @@ class ObjectStore:
     ) -> Upload:
         """An upload whose bytes the caller writes piece by piece, to a key that no other writer uses.
 
-        `only_new`: if the store honours `If-None-Match`, `finish` raises PutRefused when the key exists.
+        `only_new`: if the store honours `If-None-Match`, the upload's `finish` raises PutRefused when the key has an
+        object.
         """
         attributes = {"ContentType": content_type, "Metadata": dict(metadata or {})}
         return Upload(
@@ -351,6 +355,7 @@ class ObjectStore:
 
     async def _download(self, key: str, path: Path, max_bytes: int | None) -> Stored:
         answers: list[GetObjectOutputTypeDef] = []
+        # `is_whole`: all bytes have arrived. If they have not, the file is removed.
         digest, size, is_whole = hashlib.sha256(), 0, False
         file = await asyncio.to_thread(path.open, "wb")
         try:

@@ -27,8 +27,8 @@ def set_facts_of_lines(facts: Mapping[str, object]) -> None:
     """Add `facts` to every later log line of this context, instead of the facts that were set before. A UUID becomes
     text when a line is written.
 
-    structlog's own context variables are not used, because structlog sets one for each fact. That cost a twelfth of the
-    worker's CPU.
+    structlog's own context variables are not used, because structlog sets one for each fact. To set them cost a twelfth
+    of the worker's CPU.
     """
     _FACTS.set(facts)
 

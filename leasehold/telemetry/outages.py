@@ -34,6 +34,8 @@ class Outage:
         self._end_message = f"the {server} is back"
         self._clock = clock
         self._lock = threading.Lock()
+        #: When the outage began, by `clock`; None: no outage lasts. The times below are those of the last error, of the
+        #: last answer during an outage, and of the last log line.
         self._since: float | None = None
         self._error_at = 0.0
         self._answered_at = 0.0
@@ -51,8 +53,8 @@ class Outage:
         return self._since is not None
 
     def record_error(self, error: BaseException, noticed_by: str, **facts: object) -> None:
-        """Record that `noticed_by` met `error` and will try again. Logs only the error's type, because its text may
-        hold a row of the database.
+        """Record that the part `noticed_by` of the process met `error` and will try again. The first log line also has
+        `facts`. Logs only the error's type, because its text may hold a row of the database.
         """
         with self._lock:
             now = self._clock()
@@ -113,6 +115,7 @@ class Outage:
             if self._since is None:
                 return
             facts = {
+                # Until the last error, because the server may have been back since then.
                 "away_seconds": round(self._error_at - self._since, 1),
                 "errors": self._errors,
                 "noticed_by": sorted(self._noticed_by),

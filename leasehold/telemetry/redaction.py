@@ -1,7 +1,8 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-The module knows every secret of the settings, and finds other secrets by their form. It is the second defence. The
-first defence is that the platform's own code puts no secrets into messages. But a library or a handler may do so.
+The module knows every secret of the settings, and finds other secrets by their form. The first defence is that the
+platform's own code puts no secrets into messages. This module is the second defence, because a library or a handler may
+do so.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ REDACTED = "[redacted]"
 #: The shortest beginning of a secret that `redact_start` removes from the end of a cut text. A shorter beginning
 #: reveals nothing, and innocent text may end with the same characters.
 _MIN_HALF = 4
-#: Shorter secrets are not replaced, because innocent text would contain them.
+#: Secrets of fewer characters are not replaced, because innocent text would contain them.
 _MIN_CHARACTERS = 8
 
 #: A text without these marks has no secret of the forms below. Most lines have no mark, so `redact` is fast for them.
 #: The first letter of "Bearer" and "Basic" is left out, because it may be upper or lower case.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
+#: Regular expressions that find secrets: the signature of a signed URL, the password in a URL, an API key, and the
+#: value of the header Authorization. The named group of each is the text before the secret, which `redact` keeps.
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
     r"(?P<user>://[^/\s:@\"']*:)[^@/\s\"']+(?=@)",
@@ -35,7 +38,8 @@ _FORMS = (
 _secret_form = re.compile("|".join(_FORMS))
 #: The secrets that `redact` knows, each in all its encodings, the longest first.
 _secrets: tuple[str, ...] = ()
-#: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
+#: After rotations `redact` still knows at most this many earlier secrets (each encoding counts). If there are more, it
+#: forgets the shortest.
 _MAX_EARLIER = 200
 #: Matches the comma between two URLs of one setting.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
@@ -68,7 +72,6 @@ def redact(text: str) -> str:
             text = text.replace(word, REDACTED)
     if not any(mark in text for mark in _MARKS):
         return text
-    # The named group of a form is the text before the secret, which stays.
     return _secret_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
 
 
@@ -84,6 +87,7 @@ def redact_start(text: str, at_most: int) -> str:
     start = words[0] if len(words) > 1 else text[:at_most]
     for secret in _secrets:
         halves = (secret[:length] for length in range(len(secret) - 1, _MIN_HALF - 1, -1))
+        # The longest beginning of the secret with which the text ends, if any.
         start = start.removesuffix(next(filter(start.endswith, halves), ""))
     return redact(start)
 

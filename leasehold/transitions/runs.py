@@ -30,8 +30,8 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
-#: The names of two unique indexes. Because of them, no two unfinished runs of a template have the same exclusive key (a
-#: digest of the scope), or the same dedupe key (a text that a client chose).
+#: The names of two unique indexes. Because of them, no two unfinished runs of a template have the same exclusive key,
+#: or the same dedupe key. An exclusive key is a digest of the scope. A dedupe key is a text that a client chose.
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 KEYS = (_EXCLUSIVE, _DEDUPE)
 
@@ -49,8 +49,10 @@ class NewRun:
     scheduled_at: datetime | None = None
     schedule_id: UUID | None = None
     tick: datetime | None = None  # the time for which the schedule creates the run
+    #: The run that this run repeats.
     rerun_of: UUID | None = None
     trace: Mapping[str, str] | None = None
+    #: How long the ended run and its objects stay; None: for ever.
     keep_seconds: int | None = None
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
     start_within: timedelta | None = None  # replaces the template's `start_within`
@@ -107,6 +109,7 @@ async def create_together(
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
+    # `independent`: the template's concurrency policy is `allow`.
     assert all(run.template_version.independent for run in new)
     try:
         if by_tenant is None:
@@ -138,14 +141,15 @@ async def _create_independent(
     new_jobs = []
     async for run in paced(new):  # between pieces of the list, the event loop serves other coroutines
         rules = by_tenant[run.tenant_id]
+        # `watched`: the tenant has a webhook, which may report the end of the run.
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
-# The concurrency limits that the unfinished runs with the keys of the submissions have so far, by the table `gate_job`.
-# $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them. `unindexed`: PostgreSQL uses no partial index
-# for the condition.
+# The limits at which the unfinished runs with the dedupe keys of the submissions wait, or were admitted, so far. The
+# table `gate_job` has them. $1: the tenant. $2: the submissions as `debounce.lock_keys` returns them. `unindexed` keeps
+# PostgreSQL from using a partial index for the condition.
 _LIMITS_UNTIL_NOW = f"""
 -- runs_limits_until_now
 SELECT DISTINCT g.tenant_id, g.key
@@ -235,7 +239,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
 
 
 async def create(connection: Connection, new: NewRun) -> CreatedRun:
-    """(new) -> pending. Call this in a transaction.
+    """(new) -> pending, for one run with any concurrency policy. Call this in a transaction.
 
     Raises Duplicate. Raises Conflict `same_scope_running`, with the other run's id in its message, if the policy is
     `reject_same_scope` and another run of the scope is unfinished. Raises asyncpg.UniqueViolationError if the
@@ -254,6 +258,7 @@ def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
     return JobState.PENDING if is_limited else jobs.first_state(_job(new, (), notify=False))
 
 
+# Whether the job $1 is a workflow that has made a call.
 _HAS_JOURNAL = "SELECT EXISTS (SELECT 1 FROM journal e WHERE e.job_id = $1)"
 
 
@@ -270,10 +275,11 @@ async def revive(
     transaction.
 
     `new.params`: the parameters of the run from now on. `replaces_params`: whether they replace the stored parameters;
-    if False, `new.params` are the stored parameters. `cause`: who retries the run, for its history.
+    if False, `new.params` are the stored parameters. `from_step`: the first step to run again; None: the failed step.
+    `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
-    the run would skip other steps with the new parameters than with the old ones, because the skipped steps decide
+    the run would skip other steps with the new parameters than with the old ones. The reason: the skipped steps decide
     which tasks wait for each other. Raises Invalid `workflow_has_begun` if the parameters change and the run is a
     workflow that has made calls. The journal has these calls with the arguments that follow from the old parameters.
     """
@@ -314,7 +320,7 @@ async def revive(
 
 
 def _followed(pipeline: Pipeline) -> list[str]:
-    """The pipeline's name in a list, if it has an `on_failure` pipeline; else an empty list."""
+    """The `followed` of `jobs.replay`: the pipeline's name if it has an `on_failure` pipeline, else no name."""
     return [pipeline.name] if pipeline.on_failure is not None else []
 
 
@@ -334,8 +340,9 @@ class _Admission:
 
 
 async def write_limits(connection: Connection, new: NewRun) -> dict[str, TenantRules]:
-    """Write the rows of the limits at which the run will wait. Call this before a statement that locks another job, for
-    the same reason as `lock_limits`. Returns the rules that `create_together` takes as `by_tenant`.
+    """Write the rows of the limits at which the run will wait. Call this before a statement that locks another job,
+    because an admission locks limits before jobs, and the opposite order could deadlock. Returns the argument
+    `by_tenant` of `create_together`.
     """
     by_tenant = await limits.tenant_rules(connection, {new.tenant_id})
     if own_limits := limits_of(new, by_tenant[new.tenant_id]):
@@ -383,6 +390,7 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     return _Admission(terms, older, ended)
 
 
+# $1: the tenant. $2: the template. $3: the dedupe keys.
 _UNFINISHED_BY_KEY = """
 -- run_living
 SELECT dedupe_key, id, status, pipeline_version AS version FROM job
@@ -438,7 +446,7 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
 
 def _scope_digest(new: NewRun) -> str:
     """A digest that is equal for all runs of a scope. The template's `dedupe_keys` name parameters that belong to the
-    scope.
+    scope. (They have nothing to do with the dedupe key of a run.)
     """
     dedupe_keys = new.template_version.pipeline.terms.dedupe_keys
     return json_digest([new.scope, new.scope_id, [[key, new.params.get(key)] for key in dedupe_keys]])
@@ -467,5 +475,7 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
 
 
 def _declared_limits(rules: TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
+    # The limits of the run's own pipeline apply to each run. Those of operators (`rules.limits`) do not apply to a
+    # step.
     declared = () if new.is_step else rules.limits
     return limits.applicable_limits(declared, new.tenant_id, new.template_version.pipeline, new.params)

@@ -1,5 +1,5 @@
 """Turns the exception of an attempt into a failure: a code, a cause, and the pause before the next attempt. The runner
-calls this module when a handler, a child (the process of an isolated step) or the object store has raised.
+calls this module when a handler, a child (the process of an isolated step) or the object store has raised an exception.
 """
 
 from __future__ import annotations

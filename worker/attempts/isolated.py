@@ -47,10 +47,12 @@ Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
-    """All isolated attempts of one worker. The runner calls `perform`, and `discard_speculations` at the end.
+    """All isolated attempts of one worker. For each attempt the runner calls `perform`, and `discard_speculations` when
+    the attempt has ended.
 
     `warming`: this asyncio task ends when the children have loaded their handlers, and the worker has decided whether
-    the children's fences suffice. If the fences do not suffice, the children are closed by then.
+    the children's fences suffice. If the fences do not suffice, the children are closed by then. `reporter`: records
+    the progress of attempts. `directories`: makes the directories of attempts.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class IsolatedAttempts:
         started the step speculatively, the attempt uses that execution. If an earlier attempt has published the outputs
         of the same work, the attempt returns those outputs and runs nothing.
 
-        If `may_continue` returns True after the handler has ended, start later steps speculatively. The attempt at such
-        a step takes the speculative execution over. If no attempt does, `discard_speculations` ends it. Raises what the
-        handler, the child and the store raise, and NoChild.
+        `may_continue`: whether this worker may go on with the job's later steps. If it returns True after the handler
+        has ended, start later steps speculatively. The attempt at such a step takes over the speculative execution. If
+        no attempt does, `discard_speculations` ends the execution. Raises what the handler, the child and the store
+        raise, and NoChild.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -120,10 +123,11 @@ class IsolatedAttempts:
         try:
             with held.beyond_limit():  # the time limit is for the handler; the store has limits of its own
                 fetched = await self._inputs(claimed, step, sources, speculation)
-            if held.cancelled:  # a cancel that came before the directory existed could not write its file there
+            if held.cancelled:  # a cancel before the directory existed could not write the stop file
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
+            # `digest` identifies the work. Two attempts with the same parameters, inputs and item have the same digest.
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 with held.beyond_limit():
@@ -151,6 +155,7 @@ class IsolatedAttempts:
             return completion
         finally:
             if speculation is not None:
+                # If the attempt has failed early, the execution may still run.
                 self._speculations.pop((claimed.job_id, claimed.step), None)
                 speculation.running.cancel()
             await self._directories.remove(claimed.lease)
@@ -165,9 +170,9 @@ class IsolatedAttempts:
         if not self._speculations:
             return
         used_key = (claimed.job_id, claimed.step)
-        # Compare with `is`, because two attempts may have equal leases after a failover that has lost a claim (see
-        # Heartbeat.hold). Only the older attempt is valid. The end of the newer attempt must not discard the
-        # speculations of the older attempt.
+        # `bound_to`: the lease of the attempt at whose end the speculation is discarded. Compare with `is`, because two
+        # attempts may have equal leases after a failover that has lost a claim (see Heartbeat.hold). Only the older
+        # attempt is valid. The end of the newer attempt must not discard the speculations of the older attempt.
         bound_keys = [key for key, speculation in self._speculations.items() if speculation.bound_to is claimed.lease]
         for key in bound_keys:
             if next_claimed is None or key == used_key:
@@ -213,8 +218,8 @@ class IsolatedAttempts:
         )
 
     async def _run_finisher(self, pipeline: Pipeline, step: Step, done: Done) -> None:
-        """Run the step's finisher, if it has one. A finisher runs in the worker, and may use secrets that no child
-        gets.
+        """Run the step's finisher, if it has one. A finisher is a function that changes the step's files before they
+        are published. It runs in the worker, because it may need a secret that no child gets.
         """
         finisher = pipeline.finishers.get(step.name)
         if finisher is not None:
@@ -224,6 +229,7 @@ class IsolatedAttempts:
     async def _publish(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, done: Done, digest: str, held: HeldLease
     ) -> Completion:
+        # The cache of outputs gets only those that a later step reads.
         is_read_later = any(step.name in other.reads for other in pipeline.steps)
         cache = self._output_cache if is_read_later else None
         with traces.span("store"):
@@ -261,7 +267,7 @@ class IsolatedAttempts:
 
         Of these steps, the last in the pipeline's order starts first, because the job cannot end before that step.
         """
-        if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
+        if claimed.handler is not None:  # a job of a template, whose next steps are not those of `pipeline`
             return []
         started: list[Speculation] = []
         next_steps = steps_after(pipeline, step)[: max(1, self._children.free_slots)]
@@ -270,9 +276,11 @@ class IsolatedAttempts:
                 continue
             try:
                 speculation = self._link_inputs(claimed, step, next_step, sources, fetched, done)
-            except OSError as error:  # go on without it: a speculation only saves time
+            except OSError as error:  # go on without it, because a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
+            # The recorder of this attempt makes one for the speculation. The new recorder keeps the lines that the
+            # handler logs until an attempt takes the speculation.
             recorder = current()
             speculation.recorder = None if recorder is None else recorder.for_later()
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))
@@ -284,8 +292,8 @@ class IsolatedAttempts:
         self, claimed: Claimed, step: Step, next_step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> Speculation:
         """A speculation of `next_step`. Its directory has links to two kinds of inputs: the files that the attempt at
-        `step` has fetched, and the files that it has made. When that attempt has published the files that it made, it
-        gives their digests to the speculation (`complete_digests`). Raises OSError.
+        `step` has fetched, and the files that this attempt has made. When that attempt has published the files that it
+        made, it gives their digests to the speculation (`complete_digests`). Raises OSError.
         """
         shared = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
         paths = {name: path for name, (path, _) in shared.items()}
@@ -298,6 +306,7 @@ class IsolatedAttempts:
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
+        # The log lines of this asyncio task name the job and the step, and the speculation's recorder collects them.
         set_facts_of_lines({"job_id": claimed.job_id, "step": step.name, "speculative": True})
         record_in(speculation.recorder)
         timeout = step.timeout.total_seconds()

@@ -20,6 +20,7 @@ from leasehold.transitions.workflows.records import Recorded, Recording
 class Journals:
     """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection, and at most
     `at_most` of them share a round trip. While the database is away, the requests wait without a limit of time.
+    `announce`: called after each commit with the hints (messages that a task is due) that the commit wrote.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:

@@ -24,9 +24,10 @@ _Answer = TypeVar("_Answer")
 
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool for the block. While no server takes writes, this function waits. Raises LeaseLost
-    in two cases: no server takes writes for as long as the lease is trusted, or the handler was given up (it did not
-    stop when its attempt ended). If the handler is given up during the block, the connection is cut.
+    """Lend a connection of the pool for the block to the attempt whose lease is `held`. While no server takes writes,
+    this function waits. Raises LeaseLost if no server takes writes for as long as the lease is trusted. Also raises
+    LeaseLost if the handler was given up (it did not stop when its attempt ended). If the handler is given up during
+    the block, the connection is cut.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:

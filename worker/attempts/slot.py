@@ -23,7 +23,7 @@ class Slot(Protocol):
         ...
 
     def rest_while(self, is_down: Callable[[], bool]) -> None:
-        """After this attempt, let the slot take no other task while `is_down` returns True, for a minute at most,
-        because the next task would need what this attempt could not get, for example a child process.
+        """After this attempt, let the slot take no other task while `is_down` returns True, for a minute at most. The
+        reason: the next task would need what this attempt could not get, for example a child process.
         """
         ...

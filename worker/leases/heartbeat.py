@@ -55,9 +55,10 @@ class _RowLostError(Exception):
 
 
 class Heartbeat:
-    """Create this in the worker's main loop. In this loop the heartbeat calls `on_failure` when an error has ended the
-    heartbeat's thread, and `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
-    Each renewal of the worker's row also writes how many attempts have started (`starts`).
+    """Renews the leases of this worker, and its row, in a thread. Create this in the worker's main loop. In that loop
+    the heartbeat calls `on_failure` when an error has ended the heartbeat's thread. It calls `on_drain` when an
+    operator asks this worker to drain (to end once its attempts have ended). Each renewal of the worker's row also
+    writes how many attempts have started (`starts`). `registration`: the contents of this row.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Heartbeat:
         self._on_failure = on_failure
         self._on_drain = on_drain
         self._main_loop = asyncio.get_running_loop()
+        # By task. A lost lease stays here until `drop`, or until a newer claim of the task.
         self._held: dict[UUID, HeldLease] = {}
         self._lock = threading.Lock()
         self._closing = False
@@ -86,6 +88,7 @@ class Heartbeat:
             target=copy_context().run, args=(self._thread_main,), name="heartbeat", daemon=True
         )
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        # When the last renewal began.
         self._renewed_at = monotonic()
         self._connected = threading.Event()  # set once this worker is present for the first time, or presence is off
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
@@ -119,13 +122,14 @@ class Heartbeat:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
         - This worker holds the task with the same epoch, because a failover has lost the commit of the earlier claim.
-          The older HeldLease stays valid: its attempt still runs, and the new claim has the same owner and epoch. A
-          second attempt with the same owner and epoch could overwrite what the first attempt settles.
+          The older HeldLease stays valid, because its attempt still runs, and the new claim has the same owner and
+          epoch. A second attempt with the same owner and epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
         with self._lock:
             older = self._held.get(lease.task_id)
+            # With the same epoch, the new lease counts only if the older one is lost (else it is the third case above).
             is_newest = (
                 older is None or older.lease.epoch < lease.epoch or (older.lease.epoch == lease.epoch and older.lost)
             )
@@ -141,7 +145,9 @@ class Heartbeat:
         return held
 
     def drop(self, held: HeldLease) -> None:
-        """The attempt has ended: renew the lease no more. A handler that still runs can write nothing."""
+        """Call this when the attempt has ended. The lease is renewed no more, and a handler that still runs can write
+        nothing.
+        """
         with self._lock:
             held.lost = True
             if self._held.get(held.lease.task_id) is held:
@@ -191,6 +197,7 @@ class Heartbeat:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        # The pause between two rounds, in seconds.
         tick = min(0.5, self._settings.renew_seconds / 4)
         watching_trust = asyncio.create_task(self._watch_trust(tick))
         try:
@@ -258,10 +265,11 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         self._presence_key = await self._registration.write(connection)
-        # After a failover, extend the leases, because other workers must not take the tasks before `_renew` has
-        # confirmed the leases.
+        # After a restart or a failover of the server, this extends the leases, because other workers must not take the
+        # tasks before `_renew` has confirmed the leases.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
-        # This must come after `keep_leases`: a search finds only leases that were not renewed after it began.
+        # The search must begin after `keep_leases`, because it finds only leases that were not renewed since its
+        # beginning.
         await self._orphans.begin_search(connection)
         database.CONNECTS.inc()
         database.UP.set(1)
@@ -286,7 +294,7 @@ class Heartbeat:
             self._connected.set()
 
     def _disconnect(self) -> None:
-        self._unconfirmed = True  # without presence other workers may take the tasks: renew first after the reconnect
+        self._unconfirmed = True  # without presence, others may take the tasks; so the next session first renews
         self._is_present = False
         if self._connection is not None:
             self._connection.terminate()
@@ -327,6 +335,8 @@ class Heartbeat:
         self._renewed_at = started
 
     def _apply_renewal(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
+        # If the lease was not renewed only because another statement has locked its row, it stays trusted as long as
+        # before.
         if answer.renewed:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.is_valid:
@@ -335,7 +345,7 @@ class Heartbeat:
             self._mark_cancelled(held)
 
     async def _read_cancels(self) -> None:
-        """Read which jobs are being cancelled. This method runs at every tick, which is more often than the renewals.
+        """Read which jobs are being cancelled. This method runs in every round, which is more often than the renewals.
         So a step learns of a client's cancel within a second.
         """
         assert self._connection is not None
@@ -380,7 +390,8 @@ class Heartbeat:
 
     def _mark_overdue(self, held: HeldLease) -> None:
         """The attempt runs long after its time limit, for example because the handler caught the CancelledError. Stop
-        the attempt while its lease is still valid. So it fails because of its time limit, not because of a lost lease.
+        the attempt while its lease is still valid. So the attempt fails because of its time limit, not because of a
+        lost lease.
         """
         held.overdue = True
         self._main_loop.call_soon_threadsafe(held.notify_stop)

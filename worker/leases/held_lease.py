@@ -32,7 +32,7 @@ class HeldLease:
     lease: Lease
     renew_until: float
     #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over,
-    #: because the other workers consider this worker dead if PostgreSQL has lost its session.
+    #: because if PostgreSQL has lost this worker's session, the other workers consider this worker dead.
     trusted_until: float = field(init=False)
     #: The attempt's context variables. The heartbeat logs with them, so its lines about this lease name the job.
     context: Context = field(default_factory=copy_context, init=False)
@@ -57,8 +57,8 @@ class HeldLease:
 
     def subscribe(self, stop: Callable[[], object], on_cancel: Callable[[], object]) -> None:
         """Register the attempt's callbacks. Call this in the main loop. `stop` runs when the lease is lost, or the
-        attempt overdue. `on_cancel` runs when a client cancels the job. If a callback's event has happened already, the
-        callback runs immediately; if both events have happened, only `stop` runs.
+        attempt is overdue. `on_cancel` runs when a client cancels the job. If a callback's event has happened already,
+        the callback runs immediately; if both events have happened, only `stop` runs.
         """
         self._stop, self._on_cancel = stop, on_cancel
         if self.lost or self.overdue:

@@ -1,8 +1,8 @@
-"""Settles attempts. All attempts that end during one round trip share the next round trip.
+"""Settles attempts. All attempts that end during one round trip to PostgreSQL share the next round trip.
 
 A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
-After each commit, the batcher calls `announce` with the hints (messages that a task is due) that the commit wrote to
-the outbox, and counts the jobs that the commit has ended.
+After each commit, the batcher calls the callback `announce` with the hints (messages that a task is due) that the
+commit wrote to the outbox. It also counts the jobs that the commit has ended.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: For how many seconds a settlement waits while the database is away: without limit, because if a settlement gave up,
-#: the step would have to run again.
+#: For how many seconds a settlement waits while the database is away. There is no limit, because if a settlement gave
+#: up, the step would have to run again.
 _PATIENCE = float("inf")
 
 
@@ -54,6 +54,7 @@ class CancelAcknowledged:
     lease: Lease
 
 
+#: How an attempt ended.
 Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release | FanningOut | CancelAcknowledged
 
 
@@ -71,8 +72,9 @@ class Answer:
 
 
 class SettlementBatcher:
-    """Every attempt of the worker awaits `settle`. All settlements use one connection. `at_most`: the most settlements
-    of one batch.
+    """Every attempt of the worker awaits `settle`. All settlements use one connection. `terms`: the owner and the
+    duration of the leases of next steps, which a settlement may also claim. `at_most`: the most settlements of one
+    batch.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class SettlementBatcher:
         cancel.
         """
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
-        others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # in most batches none
+        others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # empty in most batches
         failures = [settlement for settlement in others if isinstance(settlement, Failure)]
         snoozes = [settlement for settlement in others if isinstance(settlement, Snoozing)]
         leases_to_release = [settlement.lease for settlement in others if isinstance(settlement, Release)]
@@ -175,10 +177,10 @@ class SettlementBatcher:
         return _answers(outcome)
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
-        due again, because its code must see the cancel. A workflow that was about to wait is due immediately. A failed
-        attempt that may be repeated is due after the pause of its failure. If the task is no workflow, PostgreSQL
-        refuses this release or snooze, too.
+        """Make the workflows among the `refused` settlements due again. PostgreSQL refuses the settlement of a workflow
+        whose job a client has cancelled, and the workflow's code must see the cancel. A workflow that was about to wait
+        is due immediately. A workflow whose attempt failed, and may be repeated, is due after the pause of this
+        failure. If the task is no workflow, PostgreSQL refuses this release or snooze, too.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [

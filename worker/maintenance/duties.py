@@ -1,10 +1,10 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
 Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most duties run only in the
-leading worker: of all workers, one at a time is elected to lead. The takeover of dead workers' tasks takes a connection
-from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share
-two connections of the pool, and all housekeeping duties share one connection. A duty that shares connections waits
-until one of them is free.
+leading worker. (Of all workers, one at a time is elected to lead.) The takeover of dead workers' tasks takes a
+connection from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent
+duties share two connections of the pool, and all housekeeping duties share one connection. A duty that shares
+connections waits until one of them is free.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two searches for dead workers and for a dead leader. With this pause, other workers take over their
-#: tasks and duties within a second.
+#: Seconds between two searches for dead workers and for a dead leader. With this pause, another worker takes over the
+#: tasks of a dead worker, and the duties of a dead leader, within a second.
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
@@ -108,10 +108,13 @@ class Duties:
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)  # true while this worker leads
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; `_fire_schedules` writes them
+        # When this worker last searched for apps whose schedules no worker writes any more.
         self._declared_at = monotonic()
         self._cells = _cells_of(settings)
         self._is_elsewhere = False  # the tenant of the declared schedules lives in another cell
+        # Says when `admit_each` may make its slow search again.
         self._admission_search = concurrency.new_search()
+        # Pauses that grow with the time that a duty's queries take.
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._started_run_pauses = Pauses(share=_MAX_BUSY_WITH_RUNS, at_least=0.0, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
@@ -187,6 +190,7 @@ class Duties:
     async def _end_cancels(self) -> float | None:
         """End the jobs whose cancel clients have requested, once the grace has passed or the jobs' workers are lost."""
         async with self._frequent_connection() as connection:
+            # `dead`: the workers that the takeover has found dead.
             ended_jobs = await sweeps.end_cancels(
                 connection, self._takeover.dead, self._settings.max_losses, _JOBS_AT_ONCE
             )
@@ -248,7 +252,7 @@ class Duties:
 
     async def _admit(self) -> None:
         """Admit jobs at all concurrency limits at which jobs wait. If the end of a job has made room, the admitter
-        (admitter.py) is faster than this duty. The duty is for all other cases: for example, a rate has room again, or
+        (admitter.py) is faster than this duty. The duty is for all other cases. For example, a rate has room again, or
         the admitter's worker has died.
 
         Each turn serves some of the limits, in the order of their names. After the last limit, the next turn begins
@@ -284,7 +288,7 @@ class Duties:
     async def _write_declared_schedules(self, connection: Connection) -> None:
         """Write the declared schedules of this worker's tenant: first those that this worker has not written yet. Then,
         every _DECLARED_SECONDS, write again those of apps that no worker writes any more. Exception: if the map of
-        cells places the tenant in another cell, the schedules fire in that cell, and this writes none.
+        cells places the tenant in another cell, the schedules fire in that cell, and this method writes no schedule.
         """
         if self._lives_elsewhere():
             return
@@ -358,9 +362,9 @@ def _cells_of(settings: Settings) -> Cells | None:
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     """Returns a function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    If the connection leads to a standby, that function raises one of TRY_AGAIN (errors after which a duty tries again),
-    because a standby may lack the newest rows. For example, by older rows housekeeping would delete the objects of a
-    job that has been retried meanwhile.
+    If the connection leads to a standby, that function raises one of TRY_AGAIN (errors after which a duty tries again).
+    The reason: a standby may lack the newest rows. By older rows, housekeeping would for example delete the objects of
+    a job that has been retried meanwhile.
     """
     permits = asyncio.Semaphore(at_most)
 

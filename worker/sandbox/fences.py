@@ -8,13 +8,13 @@ that loads the handlers, and forks a child for each run), the child, and the wor
    child cannot loosen these limits.
 4. Before the child reads a client's bytes, it adds a second Landlock layer that grants only the files of its own run.
 
-If root starts the worker, the zygote stays root, because as the user `nobody` it could not read a Python that is
-installed in a private home. This is safe: without capabilities, root is an ordinary user, who owns root's files, and
+If root starts the worker, the zygote stays root. As the user `nobody` it could not read a Python that is installed in a
+private home. To stay root is safe, because without capabilities root is an ordinary user, who owns root's files, and
 Landlock denies those files.
 
 A child cannot start processes, because the filter of system calls denies this. RLIMIT_NPROC is only a second guard,
-against too many threads. It is weak, because the kernel counts the threads of the whole user, and the limit does not
-bind root.
+against too many threads. This guard is weak, because the kernel counts the threads of the whole user, and the limit
+does not bind root.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import NamedTuple, Self
 from leasehold.domain.pipeline import Limits
 from leasehold.worker.sandbox import landlock, seccomp
 
+# Numbers of the kernel's interface: options of prctl, the signal that kills, flags of unshare, and a version of capset.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIGKILL = 9
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -42,6 +43,7 @@ _MAX_THREADS = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+#: The mechanisms, in the order in which `isolation` names them.
 _MECHANISMS = ("seccomp", "netns", "landlock")
 #: Endings of the folders that installers put beside packages: shared libraries, and metadata.
 _BESIDE_PACKAGES = (".libs", ".dist-info", ".egg-info")
@@ -65,6 +67,8 @@ def usage(pid: int) -> Usage:
     """The usage according to /proc, which a child cannot falsify. An ended process holds 0 bytes. Raises OSError once
     the process has been reaped.
     """
+    # See proc(5). `statm` begins with the size and the resident part, in pages. In `stat`, the CPU times `utime` and
+    # `stime` are the fields 11 and 12 after the name (counted from 0), in ticks.
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     cpu_ticks = int(fields[11]) + int(fields[12])

@@ -21,7 +21,9 @@ from yarl import URL
 from leasehold.domain.errors import BrokerUnavailable
 
 _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
+#: The last byte of each frame.
 _END = 0xCE
+#: A heartbeat frame, with which each side shows that it lives.
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: While the handlers take all frames, `_Reader` gives the client an invented heartbeat at this interval, in seconds.
 #: Otherwise the client would consider the connection dead, because it gets no frames, and because a broker that
@@ -36,7 +38,7 @@ METHOD, HEADER, BODY = 1, 2, 3
 CONTENT = struct.Struct(">HHQH")
 
 #: Gets the kind (METHOD, HEADER or BODY) and the payload of a frame. Returns True if it has handled the frame, and
-#: False if the frame is for the client. It is called in the event loop, and must not raise.
+#: False if the frame is for the client. The handler is called in the event loop, and must not raise.
 FrameHandler = Callable[[int, bytes], bool]
 
 
@@ -50,8 +52,10 @@ class Sieve:
     """
 
     def __init__(self) -> None:
+        # By channel.
         self._handlers: dict[int, FrameHandler] = {}
         self._half_frame = b""
+        # False once the broker has sent bytes that are no AMQP frames.
         self._is_amqp = True
 
     def attach(self, channel: int, handler: FrameHandler) -> None:
@@ -69,8 +73,8 @@ class Sieve:
         return bool(self._handlers)
 
     def sift(self, data: bytes) -> bytes:
-        """The part of `data` that is for the client: whole frames, in order, without those that a handler took. Half a
-        frame at the end of `data` waits for its other half.
+        """The part of `data` that is for the client: whole frames, in order, without those that a handler took. If
+        `data` ends within a frame, the beginning of this frame waits for the next bytes.
         """
         if not self._is_amqp:
             return data

@@ -29,9 +29,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from leasehold.domain.errors import LeaseholdError
 
+#: The first bytes of each file.
 MAGIC = b"LHNEF\x00\x00\x02"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 _KEY_POSITION = len(MAGIC) + 8 + 32  # the position of the public key in the file
+#: How many bytes come before the manifest.
 _HEAD_BYTES = _KEY_POSITION + _KEY_BYTES + _SIGNATURE_BYTES
 _MAX_MANIFEST_BYTES = 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -43,7 +45,9 @@ class BadContainer(LeaseholdError):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container with a checked manifest and signature. `part` checks each part when it reads it."""
+    """A container with a checked manifest and signature. The parts are not checked yet: `part` reads one part and
+    checks it.
+    """
 
     path: Path
     manifest: Mapping[str, Any]

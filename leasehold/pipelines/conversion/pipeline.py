@@ -1,4 +1,4 @@
-"""Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
+"""Declares the conversion pipeline, which turns an ONNX model into an optimised, an int8 and a packaged model.
 
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
 `references` (a tar archive of the reference images, or an empty file if there are no images). Each step has the name of

@@ -18,7 +18,7 @@ from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 MAX_SERVERS = 100
 
 # Unfinished generations by kind, server and public status (the words of the endpoints). $1: the most generations to
-# count.
+# count (CAP).
 GENERATIONS = f"""
 -- exporter_generations
 SELECT kind, server_id, status, count(*)::int AS n

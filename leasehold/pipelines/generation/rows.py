@@ -69,8 +69,8 @@ class WithdrawnGeneration:
 
 @dataclass(frozen=True, slots=True)
 class RetriedOrder:
-    """`deadline_at`: the order's own deadline. `is_made`: the provider has made the files, and the job goes on with
-    storing them.
+    """The order of a generation whose job was retried. `deadline_at`: the order's own deadline. `is_made`: the provider
+    has made the files, and the job goes on with storing them.
     """
 
     deadline_at: datetime
@@ -81,7 +81,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
     """Write the job and the row of its generation. If the same order exists already, write nothing and return the UUID
     of its job.
 
-    Raises Conflict `task_id_reused` if the task_id belongs to a different order, and Conflict `result_consumed` if a
+    Raises Conflict `task_id_reused` if the task_id belongs to a different order. Raises Conflict `result_consumed` if a
     client has consumed the result of the same order, because nobody can read that result any more.
     """
     while True:
@@ -101,7 +101,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | UUID
         job_id = await existing_order(connection, new)  # raises Conflict as this function does
         if job_id is not None:
             return job_id
-        # The job of that order was deleted or has expired, so its task_id is free again.
+        # The job of that order was deleted or has expired, so its task_id is free again. Try once more.
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
@@ -132,6 +132,8 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     return job_id
 
 
+# $1: the tenant. $2: the task_id. $3: the kind. `steps`: name of a step -> its status. `stored`: the result of the step
+# `store`. `fail_code`: the provider's code, from the note of the failed step. `keys`: the keys of the outputs.
 _FIND = f"""
 -- generation
 SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
@@ -223,7 +225,7 @@ async def withdrawn(
 
 
 async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
-    """Which of these jobs are generations whose order the provider has accepted, and has not reported as finished?
+    """Those of the jobs that are generations whose order the provider has accepted, and has not reported as finished.
     Returns the job and the tenant of each.
     """
     rows = await connection.fetch(
@@ -251,8 +253,8 @@ WHERE newest.job_id <> $1 AND r.value ->> 'ref' = $3 AND j.params ->> 'provider'
 
 async def holders(connection: Connection, job_id: UUID, provider: str, ref: str) -> list[Mapping[str, Any]]:
     """The parameters of all generations, except `job_id`, that have the order `ref`, in all tenants. `ref` is the
-    provider's id of the order. A generation has it from the provider's answer, or from a person who found the order.
-    This function searches only the newest `MAX_SEARCHED` generations.
+    provider's id of the order. A generation has the order from the provider's answer, or from a person who found the
+    order. This function searches only the newest `MAX_SEARCHED` generations.
     """
     rows = await connection.fetch(_HOLDERS, job_id, provider, ref, MAX_SEARCHED)
     return [row["params"] for row in rows]
@@ -271,6 +273,7 @@ CASE j.status
                        WHEN 'waiting' THEN 'processing' ELSE 'pending' END
 END"""
 
+# $1: the tenant. $2: only this server; NULL: all servers. $3: the most generations to count.
 _COUNTS = f"""
 -- generation_counts
 SELECT kind, server_id, status, count(*)::int AS n

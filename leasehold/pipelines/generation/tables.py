@@ -25,7 +25,8 @@ generation = Table(
     Column("tenant_id", Text, nullable=False),
     Column("task_id", Text, nullable=False),  # the client's own id of its request
     Column("kind", Text, nullable=False),
-    Column("server_id", Text, nullable=False),  # the server whose concurrency limit counts this generation
+    # The label of the workers that may submit the order. The concurrency limit of this server counts the generation.
+    Column("server_id", Text, nullable=False),
     # The hash of the client's request. A request with the same task_id and another hash is a conflict.
     Column("request_hash", LargeBinary, nullable=False),
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),

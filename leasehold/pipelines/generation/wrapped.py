@@ -27,6 +27,7 @@ class Wrapped:
 
     @property
     def honours_token(self) -> bool:
+        # Whether a repeated submit with the same token orders nothing more.
         return self._provider.honours_token
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:

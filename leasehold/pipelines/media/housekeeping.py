@@ -28,8 +28,9 @@ JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The part of housekeeping (loops of the leading worker) for the kind of work `media`. `Forgetting`
-    is a loop that deletes objects, and then their rows.
+    """The hook `Kind.housekeeping` of the kind of work `media`. The leading worker runs the duty JOBLESS. (A
+    `Forgetting` is a loop that deletes objects and then their rows.) It calls `forget_with_jobs` before it deletes
+    jobs, and `too_large` for an upload whose object is too large.
     """
     store, retention_days = context.store, context.settings.retention_days
 
@@ -74,9 +75,10 @@ async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tup
 
 
 async def forget_jobless_pictures(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """Delete the rows of pictures that `jobless_pictures` has returned. Until `forget_at`, an object may still arrive
-    at the key of a picture. So housekeeping inspects the key at that time (`look_at`). It deletes any object there,
-    because no object may have more than `most = -1` bytes.
+    """Delete the rows of pictures that `jobless_pictures` has returned. An upload URL may outlive its picture. So the
+    rows of the table `upload` stay until `forget_at`, the time from which no object can arrive at the key. Housekeeping
+    inspects the key at that time (`look_at`). `most = -1` lets it delete any object there, because every object has
+    more bytes.
     """
     await connection.execute(
         """
@@ -96,9 +98,10 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     """Delete the pictures of jobs that are about to be deleted.
 
     An upload URL may outlive its picture. So the key of each picture has a row of `upload` until no object can arrive
-    any more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
-    Exception: if the URL admitted only one size (`exact`), a completed upload has no row, because no harmful object can
-    arrive while the picture exists. Now the picture is deleted, so this function writes the row again.
+    any more. Housekeeping deletes any object that arrives, because it has more than -1 bytes (`most`). Without the row,
+    nobody would find the object. Exception: if the URL admitted only one size (`exact`), a completed upload has no row,
+    because no harmful object can arrive while the picture exists. Now the picture is deleted, so this function writes
+    the row again.
     """
     await connection.execute(
         f"""

@@ -1,5 +1,5 @@
-"""The accepted content types of pictures, and how their first bytes show the type. The API imports this module, so it
-imports no heavy library.
+"""The accepted content types of pictures, and how their first bytes show the type. This module imports no heavy
+library, because the API imports it.
 
 TIFF is a container for a dozen codecs. The common codecs are accepted (headers/tiff.py), and only the first page
 counts. SVG is refused because it is a program. HEIC needs a patented codec. So the API accepts HEIC only if a setting
@@ -37,7 +37,8 @@ _STARTS = (
     (b"MM\0*", "image/tiff"),
 )
 _BMP_HEADER_BYTES = 26  # the file header and the shortest header of a picture
-#: The header of an ISO base media file names its formats by brands. The brands of HEIF are generic.
+#: The header of an ISO base media file names its formats by brands. The brands of HEIF are generic: AVIF files have
+#: them, too.
 _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"}
 _HEIF_BRANDS = {b"mif1", b"msf1"}
@@ -64,7 +65,7 @@ def is_as_declared(declared: str, actual: str) -> bool:
 
 
 def _by_brand(head: bytes) -> str | None:
-    """The content type by the major brand (the first). If it is generic (HEIF), the file's other brands decide, too."""
+    """The content type by the major (first) brand. If this brand is generic (HEIF), the other brands decide, too."""
     end = min(int.from_bytes(head[:4], "big"), len(head))
     brands = [head[8:12]]
     if brands[0] in _HEIF_BRANDS:

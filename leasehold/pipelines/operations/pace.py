@@ -1,4 +1,4 @@
-"""Computes an operation's rate, the size of a batch at that rate, and the time of the next batch."""
+"""Computes a bulk operation's rate, the size of a batch at that rate, and the time of the next batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
     """The most jobs on which an operation may act in a second. `rate`: the rate that its submitter named; None: the
     submitter named no rate. The result is never above the rate of the settings (`operation_rate`).
 
-    Without a named rate, a retry may have a lower rate than other operations (`operation_retry_rate`), because the
+    Without a named rate, a retry may have a lower rate than other operations (`operation_retry_rate`). The reason: the
     retried jobs run, and so take time from the jobs of others.
     """
     if rate is None and action == "retry":
@@ -24,9 +24,9 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
 
 
 def largest_batch(rate: int) -> int:
-    """The most jobs of one batch, and at least 1. A batch may have the jobs that the rate allows in a tenth of a
-    second, but at most 20. At more than 1000 jobs a second, a batch may have the jobs that the rate allows in a
-    fiftieth of a second. Larger batches of retried jobs would make the jobs of others wait.
+    """How many jobs one batch may have; at least 1. Up to 1000 jobs a second, these are the jobs that the rate allows
+    in a tenth of a second, but at most 20. Above, they are the jobs that the rate allows in a fiftieth of a second.
+    Larger batches of retried jobs would make the jobs of others wait.
     """
     return max(rate // 50, min(rate // 10, 20), 1)
 

@@ -45,7 +45,7 @@ class DeliveryLimits:
             self._release_resolved()
 
     def _release_resolved(self) -> None:
-        """Give back the slots of the ended deliveries whose lookups have all ended."""
+        """Stop counting the ended deliveries whose lookups have all ended."""
         still_resolving = []
         for keys, lookups in self._resolving:
             if not all(lookup.done() for lookup in lookups):

@@ -1,4 +1,4 @@
-"""`request_cancel`: a client, an operator or a newer run ends a job before its time."""
+"""`request_cancel`: a client, an operator, a newer run or a workflow cancels jobs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
 from leasehold.transitions.endings import JobEnded, ended_jobs
 
-# This statement only locks. REQUEST_CANCEL runs after it in the same transaction. The reason: a statement that waits
-# for a lock keeps its old snapshot. So if REQUEST_CANCEL itself waited for the job's lock, it would read the steps as
-# they were before the wait. If $3 is true, the statement also locks jobs that are not cancelable. `unindexed`:
-# PostgreSQL uses no partial index for the condition.
+# Locks those of the jobs $1 of the tenant $2 that may be cancelled. If $3 is true, this includes jobs that are not
+# cancelable. REQUEST_CANCEL runs after this statement in the same transaction. The reason: a statement that waits for a
+# lock keeps its old snapshot. So if REQUEST_CANCEL itself waited for the job's lock, it would read the steps as they
+# were before the wait. `unindexed` keeps PostgreSQL from using a partial index for the condition.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j
@@ -24,6 +24,7 @@ ORDER BY j.id
 FOR UPDATE
 """
 
+# $1: the locked jobs. $2: who cancels them, and why (the columns `cancel` and `event.data`).
 REQUEST_CANCEL = f"""
 -- cancel
 WITH resumed_workflows AS (

@@ -85,8 +85,8 @@ COUNTS_AT_NO_RATE = f"""NOT EXISTS (
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
             AND {within_minute("g.admitted_at")})"""
 
-# The tombstone records why the job is gone: `keep_seconds` is 0 in a job that somebody deleted, and any other job has
-# expired.
+# $1: the jobs. The tombstone records why a job is gone (`because`). A job that somebody deleted has `keep_seconds` 0.
+# Any other job has expired.
 FORGET = f"""
 -- job_forget
 WITH deleted AS (

@@ -1,6 +1,6 @@
-"""`suspend`: a workflow waits. Its calls (the calls of `ctx` that its code has made since the last commit) are
-committed, and its lease ends. A signal, the end of a step or a time makes the workflow due again. With the same
-commit, the worker may claim one of the steps that the calls start.
+"""`suspend`: a workflow waits. Its calls (those that its code has made on the context `ctx` since the last commit) are
+committed, and its lease ends. A signal, the end of a step or a time makes the workflow due again. In the same commit,
+the worker may claim one of the steps that the calls start.
 
 `task.news` counts the signals that have come for a workflow, and its steps that have ended.
 """
@@ -28,15 +28,16 @@ from leasehold.transitions.settlements.records import Settled
 from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
 
-# $4: the calls of each workflow. $5: `news` when the worker read it; if `news` is higher now, the workflow is due
-# immediately. $6: the workflow is due when `news` has grown by this number (NULL: it waits for a time only). $7: the
-# workflow is due in any case after this many seconds (NULL: never). $8: for each workflow, the step that its calls
-# start and that the same worker claims with this commit (NULL: none). $9: the duration of that step's lease. A claimed
-# step gets no hint.
+# $1 to $3: the leases (`lease_columns`). $4: the calls of each workflow. $5: `news` when the worker read it; if `news`
+# is higher now, the workflow is due immediately. $6: the workflow is due when `news` has grown by this number (NULL: it
+# waits for a time only). $7: the workflow is due in any case after this many seconds (NULL: never). $8: for each
+# workflow, the step that its calls start and that the same worker claims with this commit (NULL: none). $9: the
+# duration of that step's lease. A claimed step gets no hint.
 #
 # HELD_IN_LIVE_JOB gives the CTEs `lease_batch` (the leases of this statement) and `held` (those that are still valid).
-# write_calls gives the CTE `steps`: the steps that the calls start. `wake_at` is not a time, but a value of `news`.
-# `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
+# write_calls gives the CTE `steps`: the steps that the calls start; those that the statement also claims are `running`,
+# the others `pending`. `leased`: how many of the job's tasks have a lease. `wake_at` is not a time, but a value of
+# `news`. `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses (attempts
@@ -118,10 +119,11 @@ FROM claimed_steps t
 
 @dataclass(frozen=True, slots=True)
 class Suspending:
-    """A workflow that waits. `known_news`: Journal.news as the worker read it. `ends`: the workflow is due when this
-    many more of its steps have ended; a signal counts as an end. None: only `delay` makes it due. `delay`: seconds
-    until the workflow is due in any case. `step_to_claim`: one of the steps that `calls` start on the workflow's queue;
-    the worker has room to run it.
+    """A workflow that waits. `known_news`: the value of `task.news` that the worker read together with the journal; if
+    the value has grown since, the workflow is due immediately. `ends`: the workflow is due when this many more of its
+    steps have ended; a signal counts as an end; None: only `delay` makes it due. `delay`: seconds until the workflow is
+    due in any case; None: there is no such time. `step_to_claim`: one of the steps that `calls` start on the workflow's
+    queue; the worker has room to run it.
     """
 
     lease: Lease
@@ -132,7 +134,7 @@ class Suspending:
     step_to_claim: UUID | None = None
 
     def claiming_next(self, queue: str) -> Suspending:
-        """The same suspension, which also claims the first step that its calls start on `queue`, if there is one."""
+        """A copy of this suspension that also claims the first step that its calls start on `queue`, if any."""
         started = (call.child for call in self.calls if call.step is not None and call.queue == queue)
         return Suspending(self.lease, self.calls, self.known_news, self.ends, self.delay, next(started, None))
 
@@ -142,7 +144,8 @@ async def suspend(
 ) -> Settled:
     """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
 
-    With `terms`, the step `step_to_claim` of each workflow starts as running: the workflow's worker gets its lease.
+    With `terms`, the step `step_to_claim` of each workflow starts as running, and the workflow's worker gets the step's
+    lease. Without `terms`, no step is claimed.
     """
     return await settle_twice(partial(_suspend, connection, terms), suspendings, attrgetter("lease"))
 
@@ -160,6 +163,7 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
         claimed_ids,
         timedelta(seconds=0.0 if terms is None else terms.ttl),
     )
+    # A row with `next` is a claimed step. All other rows are verdicts and hints.
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True)
     if terms is not None:
         suspending_of_step = {suspending.step_to_claim: suspending for suspending in suspendings}
@@ -173,10 +177,10 @@ async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings
 
 
 def _claimed_step(row: dict[str, Any], suspending: Suspending, terms: LeaseTerms, requested_at: float) -> Claimed:
-    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. `row` has no argument of the
-    step, so this function takes the argument from the call.
+    """The step that the statement has claimed. `row` comes from JSON, so its ids are text. `row` lacks the step's
+    argument, so this function takes the argument from the call.
     """
     step_id = UUID(row["id"])
     argument = next(call.argument for call in suspending.calls if call.child == step_id)
-    params = orjson.loads(orjson.dumps(argument))  # a copy: the step shares no object with the workflow
+    params = orjson.loads(orjson.dumps(argument))  # a copy, so that the step shares no object with the workflow
     return claimed_of(row | {"id": step_id, "job_id": UUID(row["job_id"]), "params": params}, terms, requested_at)

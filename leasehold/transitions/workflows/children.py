@@ -24,15 +24,15 @@ from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.journal_sql import CLOSED
 from leasehold.transitions.workflows.records import Call, Recording
 
-#: The name of the duty (a loop of the elected worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
-#: the table `quarantine` the units of DUTY are workflows that the duty could not wake. The units of ORPHANS are runs
-#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again. `counted` returns the name,
-#: and creates the counters of the duty.
+#: DUTY is the name of the duty (a loop of the elected worker) that calls `wake_waiting`, `close_calls` and
+#: `cancel_orphans`. In the table `quarantine`, the workflows that the duty could not wake have the name DUTY, and the
+#: runs that it could not cancel have the name ORPHANS. `not_in` leaves both out until the duty tries them again.
+#: `counted` returns the name, and creates the counters of the duty.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
-# This statement only locks. _STARTED runs after it in the same transaction, because an earlier try of the same start
-# may just be committing. A statement that waits for the lock keeps its old snapshot, so it would not see the rows of
-# the earlier try.
+# Locks the workflow's job, if the lease (task $1, owner $2, epoch $3) is valid. _STARTED must be a separate statement
+# that runs after this one in the same transaction. The reason: an earlier try of the same start may just be committing,
+# and a statement that waits for the lock keeps its old snapshot. So it would not see the rows of the earlier try.
 _LOCK = """
 -- start_lock
 SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling, t.priority, j.trace
@@ -41,6 +41,7 @@ WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3
 FOR UPDATE OF j
 """
 
+# Whether the journal of the job $1 has a row at this place (branch $2, number $3).
 _STARTED = """
 -- start_written
 SELECT EXISTS (SELECT FROM journal e WHERE e.job_id = $1 AND e.branch = $2 AND e.number = $3)
@@ -54,12 +55,12 @@ async def start(
     to repeat. Call this in a transaction. Returns None if nothing was written, because the workflow is being cancelled.
     Exception: a detached run starts even then.
 
-    `wait`: given if the run does the work of a step (`ctx.run` of a limited task). The journal also gets this row,
-    which waits for the end of the run. The run has the priority and the trace of the workflow.
+    `wait`: given if the run does the work of a step (`ctx.run` of a limited task). The journal then also gets the row
+    `wait`, which waits for the end of the run, and the run gets the workflow's priority and trace.
 
-    `again`: failed -> pending. A client has retried the workflow, whose journal already has the row of the call. So the
-    run is retried, too. If the run is no longer failed, only `wait` is written, and the workflow then reads what has
-    become of the run.
+    `again` (only together with `wait`): failed -> pending. A client has retried the workflow, whose journal already has
+    the row of the call. So the run is retried, too. If the run is no longer failed, only `wait` is written, and the
+    workflow then reads the run's state.
 
     Raises LeaseLost.
     """
@@ -72,8 +73,9 @@ async def start(
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
-    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel, because the
-    # workflow's code, if it runs again, finds the run in the journal, even if the cancel came after that try.
+    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel. Even if the cancel
+    # came after that try, the run is in the journal, where the workflow's code finds it if the code runs again. So the
+    # answer must not be None (nothing was written).
     last = call if wait is None else wait
     if await connection.fetchval(_STARTED, row["job_id"], last.branch, last.number):
         return CreatedRuns([], [])
@@ -107,13 +109,13 @@ HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 IS_WAITING_WORKFLOW = f"""NOT t.contained AND t.journaled AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}"""
 
-# Locks workflows that wait for a run that has ended. If a step beside the workflow snoozes, it keeps its delay. A
-# workflow that runs now need not be woken: either it reads that the run has ended, or it suspends while the journal's
-# row is still open, and then this statement finds the workflow.
+# Locks workflows that wait for a run that has ended. A step of the workflow that snoozes is not woken, and keeps its
+# delay. A workflow that runs now need not be woken. Either it reads that the run has ended, or it suspends while the
+# journal's row is still open. In the second case this statement finds the workflow later.
 #
-# $1: at most this many workflows are locked. DISTINCT is needed for this number, because a workflow may await many
-# runs. Workflows that other transactions have locked do not count, so they keep no other workflow waiting. $2: only
-# this workflow; NULL: all workflows.
+# $1: at most this many workflows are locked. DISTINCT makes this number count workflows, because one workflow may await
+# many runs. Workflows that other transactions have locked do not count, so they keep no other workflow waiting. $2:
+# only this workflow; NULL: all workflows.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM (
@@ -127,8 +129,8 @@ LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# `told` marks all ended runs of the woken workflows. At its next claim a workflow reads its journal, which shows the
-# ends of all these runs.
+# $1: the locked workflows. `told` sets `due_at` in the rows of all their ended runs, so that no end wakes a workflow
+# twice. At its next claim a workflow reads its journal, which shows the ends of all these runs.
 _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
@@ -163,6 +165,7 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
 
 
 # Finds unfinished runs whose workflow is being cancelled, or has ended without success.
+# $1: at most this many runs.
 _ORPHANS = f"""
 -- workflow_orphans
 SELECT child.id, child.tenant_id, parent.id AS parent_id, parent.status
@@ -175,8 +178,9 @@ LIMIT $1
 """
 
 
-# Closes all rows of a workflow that succeeded. Of any other workflow, it closes the rows whose run has ended, or is
-# deleted. The index of open rows then leaves them out. Exception: until the workflow has ended, two kinds of rows stay
+# Closes rows of the kinds `start` and `result`, so that the index of open rows leaves them out. Of a workflow that
+# succeeded, it closes all these rows. Of a workflow that ended otherwise, it closes the rows whose run has ended, or is
+# deleted. Of a workflow that has not ended, it closes only rows `start` whose run is deleted. So two kinds of rows stay
 # open although their run has ended. While such a row is open and has no value, retention keeps the run
 # (`forgettable_jobs` in sweeps.py).
 # - A row `start`, because the workflow may still come to await the run. `write_calls` closes the row when the workflow
@@ -186,10 +190,10 @@ LIMIT $1
 #   workflow has recorded is not open. If the run is deleted, _WAKE_WAITING wakes the workflow by this row.
 #
 # A client may also retry a workflow that failed. REPLAY then opens these two kinds of rows again. So when this
-# statement closes a row `start` of a failed workflow, it marks the row (CLOSED). A row that must stay closed has no
-# mark: the row of a detached run, or of a run whose result is recorded. While REPLAY is under way, the lock of the job
-# `p` makes this statement leave the workflow out. Otherwise this statement, which has read that the workflow has
-# failed, would close again the rows that REPLAY has opened.
+# statement closes a row `start` of a failed workflow, it marks the row (CLOSED). The row of a detached run, or of a run
+# whose result is recorded, must stay closed, and has no mark. While REPLAY is under way, the lock of the job `p` makes
+# this statement leave the workflow out. Otherwise this statement, which has read that the workflow has failed, would
+# close again the rows that REPLAY has opened.
 #
 # $1: at most this many rows are closed. `closable` locks the rows, so that no other statement changes them before the
 # UPDATE. `OFFSET 0` makes PostgreSQL begin with the open rows. Without it, PostgreSQL would sometimes read all jobs
@@ -225,9 +229,9 @@ async def close_calls(connection: Connection, limit: int = 5000) -> bool:
 
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement], bool]:
     """Request the cancel of at most `limit` runs whose workflow has ended without success, or is being cancelled.
-    Detached runs go on: their rows in the journal are `done`. Returns three values. The first has the runs that have
-    ended immediately. The second has the hints (messages that tell workers of due tasks) of the cancelled runs that are
-    workflows. The third is whether more runs may have to be cancelled.
+    Detached runs go on, because their rows in the journal are `done` from the beginning. Returns three values. The
+    first has the runs that have ended immediately. The second has the hints (messages that tell workers of due tasks)
+    of the cancelled runs that are workflows. The third is whether more runs may have to be cancelled.
     """
     ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -31,14 +31,15 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call has always ended by then. It undoes the copies of dead calls
-#: (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies (UNDO_SECONDS
-#: at most).
+#: Seconds after which a call counts as dead. A live call has always ended by then. Such a call undoes the copies of
+#: dead calls (UNDO_SECONDS at most), makes its own copies (COPY_SECONDS at most), and perhaps undoes its own copies
+#: (UNDO_SECONDS at most).
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0  # the longest time for the copies of a call
 UNDO_SECONDS = 120.0  # the longest time to undo copies
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
-#: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone.
+#: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone. (To hold a key of a
+#: dead call is to set its `until` to a later time. The key's `turn` stays.)
 _UNDO_LEASE_SECONDS = 300
 #: The most keys of dead calls that the leading worker holds and undoes at once.
 _MAX_DEAD_KEYS = 20
@@ -46,9 +47,9 @@ _MAX_DEAD_KEYS = 20
 #: A tenant's id that can be the name of the tenant's folder (`folder_of`).
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-#: What a call may have done at a key. created: the call created the object. unsure: the target does not report whether
-#: the call created the object or overwrote another object. replaced: the call first made a backup of an object of the
-#: tenant, and then overwrote the object.
+#: What a call may have done at a key. `created`: the call created the object. `unsure`: the target does not report
+#: whether the call created the object or overwrote another object. `replaced`: the call first made a backup of an
+#: object of the tenant, and then overwrote the object.
 Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 
@@ -89,6 +90,7 @@ def folder_of(tenant_id: str) -> str:
     return "~" + hashlib.sha256(tenant_id.encode()).hexdigest()[:32]
 
 
+# Claims the job $1 of the tenant $2 for $3 seconds, unless it is promoted, or another call has claimed it.
 _BEGIN = """
 -- promotion_begin
 UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $3)
@@ -108,23 +110,26 @@ ON CONFLICT (key) DO UPDATE SET turn = excluded.turn, for_job = excluded.for_job
 WHERE p.tenant_id = excluded.tenant_id AND p.turn IS NULL AND p.key = ANY($5::text[])
 RETURNING p.key, p.job_id
 """
+# $1: the key. $2: the call. $3: the change that the call is about to make. $4: the key of the backup.
 _RECORD_INTENT = """
 -- promotion_touch
 UPDATE promoted_object SET reached = $3, backup = $4 WHERE key = $1 AND turn = $2 RETURNING key
 """
+# $1: the job. $2: the tenant. $3: the keys to which the job's artifacts were copied.
 _FINISH_JOB = """
 -- promotion_finish
 UPDATE conversion SET promoted = $3, promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING job_id
 """
-# The row lock waits for the end of a transaction that has run _FINISH_JOB.
+# Whether the job $1 of the tenant $2 is promoted to the keys $3. The row lock waits for the end of a transaction that
+# has run _FINISH_JOB.
 _IS_FINISHED = """
 -- promotion_is_finished
 SELECT promoted IS NOT DISTINCT FROM $3::jsonb FROM conversion WHERE job_id = $1 AND tenant_id = $2 FOR UPDATE
 """
-# The row locks wait for a COMMIT of `finish` that is under way. Otherwise the job could become promoted while its
-# objects are being removed.
+# The keys that the call $1 has claimed. The row locks wait for a COMMIT of `finish` that is under way. Otherwise the
+# job could become promoted while its objects are being removed.
 _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
@@ -134,6 +139,7 @@ _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = 
 # The statement frees the keys without a backup. The call keeps the other keys until it has deleted their backups. The
 # statement sets their `until` to the current time. So if the call dies before it has deleted the backups, the leading
 # worker finds these keys and deletes the backups.
+# $1: the call. $2: its job. $3: the tenant.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
 WITH freed_keys AS (
@@ -145,20 +151,24 @@ WITH freed_keys AS (
 )
 SELECT key FROM freed_keys UNION ALL SELECT key FROM kept_keys
 """
+# $1: the job. $2: the tenant. $3: the end of the claim, which identifies the claim.
 _GIVE_UP = """
 -- promotion_give_up
 UPDATE conversion SET promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL AND promoting_until = $3
 """
+# Deletes the row of a key at which no job's artifact lies. $1: the call. $2: the key.
 _FORGET_KEY = "DELETE FROM promoted_object WHERE turn = $1 AND key = $2 AND job_id IS NULL"
+# Records that the key $2, which the call $1 has claimed, holds the replaced object again.
 _RECORD_RESTORED = "UPDATE promoted_object SET reached = NULL WHERE turn = $1 AND key = $2"
+# Ends the claim of the call $1 at the key $2.
 _RELEASE_KEY = f"""
 -- promotion_leave
 UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 """
 # The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
 # could promote a job at the same time, and the worker would remove the new call's object. A job that is deleted or
-# promoted needs no claim, because no new call can begin for it. $1: the seconds of the hold; $2: the largest number of
+# promoted needs no claim, because no new call can begin for it. $1: the seconds of the hold. $2: the largest number of
 # keys.
 _CLAIM_DEAD = """
 -- promotion_dead
@@ -191,6 +201,7 @@ RETURNING turn, key, reached, backup, tenant_id, for_job,
 # The statement holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or has ended
 # without undoing its copies. A live call would still have its claim of the job, and then this call could not have
 # claimed the job.
+# $1: the job. $2: the tenant. $3: the seconds of the hold.
 _HOLD_EARLIER_KEYS = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
@@ -301,7 +312,7 @@ async def give_up(connection: Connection, call: PromoteCall) -> None:
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
     """The keys that the call has claimed, and what it may have done at each so far. If the call has finished, the
     result has nothing to undo. This also holds while the COMMIT of `finish` is still under way, because the statement
-    waits for it.
+    waits for this COMMIT.
     """
     return _changes_in(await connection.fetch(_CHANGES, call.id))
 

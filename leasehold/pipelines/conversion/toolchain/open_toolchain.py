@@ -4,7 +4,7 @@ Kneron's: BIE for the int8 model, NEF for the package.
 
 For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
 into a file. A model may have 500 MB, so the steps hold few copies in memory. For this reason onnxruntime loads a model
-from its path, and a step drops the parsed model before it opens the next session.
+from its path, and a step drops its parsed model before onnxruntime loads the next model.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors, random_ten
 #: The number of random samples that are made if there are no reference images.
 _GENERATED_SAMPLES = 16
 #: At most this many bytes of samples stay in memory. (For an input of 3 x 640 x 640, the samples of 100 images fit.)
-#: Each pass over the samples makes all others again.
+#: Each pass over the samples makes the remaining samples again.
 _KEPT_BYTES = 512 * 1024 * 1024
+#: The accepted formats of reference images, by Pillow's names.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
 
