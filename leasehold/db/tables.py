@@ -105,7 +105,7 @@ job = Table(
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the cancel request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
-    Column("cancel_by", _INSTANT),  # when the leading worker forces a requested cancel
+    Column("cancel_by", _INSTANT),  # when the leader forces a requested cancel
     # The job's only task, if the job was submitted with a single task that was due immediately. Three events of such a
     # job are not stored: the submission, the first claim, and the completion by that claim. The view `history` computes
     # them from the rows of job and task.

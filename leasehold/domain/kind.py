@@ -80,7 +80,7 @@ class Kind:
     `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`
     beside the outputs of its jobs. The tenant's quota counts these bytes, too.
     `objects`: what the kind stores beside the outputs of its jobs; None: it stores no such objects.
-    `housekeeping`: a callable that returns the kind's duties (maintenance loops). The leading worker, the one that is
+    `housekeeping`: a callable that returns the kind's duties (maintenance loops). The leader, the one that is
     elected for duties, runs them (leasehold.kinds.housekeeping).
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees these jobs
     there.

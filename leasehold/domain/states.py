@@ -119,7 +119,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker (the worker that is elected for maintenance) ends a cancel that no worker acknowledges. It does
+    # The leader (the worker that is elected for maintenance) ends a cancel that no worker acknowledges. It does
     # so when the grace time is over, or when the worker that should acknowledge it is lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (

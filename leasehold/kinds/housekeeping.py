@@ -1,5 +1,5 @@
 """The types with which a kind of work declares its housekeeping (`Kind.housekeeping`). It consists of hooks, and of
-duties (maintenance loops) that delete what the kind does not need any more. The leading worker runs the duties
+duties (maintenance loops) that delete what the kind does not need any more. The leader runs the duties
 (worker/maintenance/housekeeping.py).
 """
 

@@ -282,7 +282,7 @@ class SlotPool:
 
         This method also ACKs the hint after an unforeseen error of the claim or of the attempt. Otherwise the hint
         would count for ever among the unacknowledged hints of this worker, which the broker limits. The task is not
-        lost. If the task is claimed, the sweeper (a duty of the leading worker) frees it when its lease has expired,
+        lost. If the task is claimed, the sweeper (a duty of the leader) frees it when its lease has expired,
         and writes a new hint. Otherwise a poll finds the task. But a hint whose claim or attempt is cancelled stays
         unacknowledged, so the broker redelivers it when this worker's connection closes.
         """

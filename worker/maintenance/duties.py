@@ -1,7 +1,7 @@
 """The duties of a worker: the maintenance that it repeats besides its attempts.
 
 Each duty runs in a loop of its own (Periodic), so an error of one duty ends no other duty. Most duties run only in the
-leading worker. (Of all workers, one at a time is elected to lead.) The takeover of dead workers' tasks takes a
+leader. (Of all workers, one at a time is elected to lead.) The takeover of dead workers' tasks takes a
 connection from the worker's pool (leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent
 duties share two connections of the pool, and all housekeeping duties share one connection. A duty that shares
 connections waits until one of them is free.
@@ -172,7 +172,7 @@ class Duties:
     def _leader_duty(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty that only the leading worker carries out. Any other worker checks again after at most `_WATCH_SECONDS`
+        """A duty that only the leader carries out. Any other worker checks again after at most `_WATCH_SECONDS`
         whether it leads now. The check sends no query.
         """
 
@@ -182,7 +182,7 @@ class Duties:
         return Periodic(name, when_leading, every=every)
 
     def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[bool | None]]) -> Periodic:
-        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection. If
+        """A duty of the leader that calls `statement` once a minute, with a housekeeping connection. If
         `statement` returns True, more rows may be due, and the duty calls `statement` again soon.
         """
         return self._leader_duty(name, partial(self._housekeeping.tidy, statement))

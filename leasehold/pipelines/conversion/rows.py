@@ -117,7 +117,7 @@ async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bo
 
 async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
     """Forget conversions that were deleted (at `forgotten_at`) more than REMEMBER_EXPIRED ago. Housekeeping, a loop of
-    the leading worker, calls this function. Returns whether more rows may be due.
+    the leader, calls this function. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"

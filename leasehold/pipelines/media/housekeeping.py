@@ -1,4 +1,4 @@
-"""The maintenance of pictures by the leading worker (the worker that is elected for maintenance). It deletes pictures
+"""The maintenance of pictures by the leader (the worker that is elected for maintenance). It deletes pictures
 that never got a job, refuses uploads that are too large, and deletes pictures with their jobs.
 """
 
@@ -28,7 +28,7 @@ JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook `Kind.housekeeping` of the kind of work `media`. The leading worker runs the duty JOBLESS. (A
+    """The hook `Kind.housekeeping` of the kind of work `media`. The leader runs the duty JOBLESS. (A
     `Forgetting` is a loop that deletes objects and then their rows.) It calls `forget_with_jobs` before it deletes
     jobs, and `too_large` for an upload whose object is too large.
     """

@@ -26,7 +26,7 @@ VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
 """
 
 # Lets a client send to the key of an upload for a longer time. `writable_until`: a transfer may begin until then.
-# `forget_at`: no transfer can arrive after this time. `look_at`: when housekeeping (a loop of the leading worker) next
+# `forget_at`: no transfer can arrive after this time. `look_at`: when housekeeping (a loop of the leader) next
 # inspects the object at the key. $1: the key; $2: the tenant; $3: for how many seconds from now a transfer may begin;
 # $4: how long a transfer may take; $5: the seconds until the next inspection.
 EXTEND_UPLOAD = """

@@ -3,7 +3,7 @@ is one request to the promote endpoint. It copies a job's artifacts to the targe
 service.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-So the rows name the objects to remove and to restore, and the leading worker (elected for maintenance) can undo a call
+So the rows name the objects to remove and to restore, and the leader (elected for maintenance) can undo a call
 whose process died.
 
 These are the columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: the time at which
@@ -37,11 +37,11 @@ from leasehold.domain.ids import new_id
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0  # the longest time for the copies of a call
 UNDO_SECONDS = 120.0  # the longest time to undo copies
-#: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes these calls. The
+#: Seconds for which a new call, or the leader, holds the keys of dead calls while it undoes these calls. The
 #: number is higher than UNDO_SECONDS, because nobody else may get a key that is still being undone. (To hold a key of a
 #: dead call is to set its `until` to a later time. The key's `turn` stays.)
 _UNDO_LEASE_SECONDS = 300
-#: The most keys of dead calls that the leading worker holds and undoes at once.
+#: The most keys of dead calls that the leader holds and undoes at once.
 _MAX_DEAD_KEYS = 20
 
 #: A tenant's id that can be the name of the tenant's folder (`folder_of`).
@@ -56,7 +56,7 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 @dataclass(frozen=True, slots=True)
 class PromoteCall:
     """One call of the promote endpoint. A live call has claimed a job for LEASE_SECONDS. If the call is dead, the
-    leading worker has claimed the job, in order to undo the call.
+    leader has claimed the job, in order to undo the call.
 
     `claimed_until`: the end of the claim, as in the conversion's `promoting_until`. This time identifies the claim,
     because each claim of a job ends at a different time. None: the job needs no claim (see _CLAIM_DEAD).
@@ -137,8 +137,8 @@ SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDAT
 #: SQL: the assignments in a key's row that end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
 # The statement frees the keys without a backup. The call keeps the other keys until it has deleted their backups. The
-# statement sets their `until` to the current time. So if the call dies before it has deleted the backups, the leading
-# worker finds these keys and deletes the backups.
+# statement sets their `until` to the current time. So if the call dies before it has deleted the backups, the leader
+# finds these keys and deletes the backups.
 # $1: the call. $2: its job. $3: the tenant.
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
