@@ -169,7 +169,7 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     if isinstance(error, Unauthenticated):
         return sign_in_page(request, error)
     problem = problem_of(error)
-    problem.count()  # in the metric of problems, because `Problem.response`, which counts, is not called
+    problem.count()  # `Problem.response` would count the problem in the metric, but it is not called here
     back_path = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back_path):
         # The browser loads the page of the form again, so the person sees the current state together with the error.
@@ -221,8 +221,8 @@ def form_error(error: ValidationError, whole: str) -> Invalid:
 
 
 def whole_number(form: Form, name: str) -> int | None:
-    """The number in a field of the form. Returns None if the field is empty. Raises Invalid for any text that is no
-    such number.
+    """The number in a field of the form. Returns None if the field is empty. Raises Invalid for any text that is not
+    a whole number of at most _MAX_DIGITS digits.
     """
     text = form.get(name, "").strip()
     if not text:

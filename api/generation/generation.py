@@ -104,6 +104,9 @@ async def generate_video(
     return await _create(request, "video", order, caller, credential, idempotency_key)
 
 
+# Writes the job of the order, and answers with the job's id. If the same order exists already, the answer has the id of
+# that order's job. If the caller has used the idempotency key before, `write_job` does not run, and the answer is the
+# first answer.
 async def _create(
     request: Request,
     kind: Kind,
@@ -116,7 +119,9 @@ async def _create(
     services.store.require()  # first, because without a store the provider would charge for files that are lost
     check_callback_url(services.settings, order.callback_url)
     credential = credential or None  # an empty header is no credential
-    terms = _terms_of(services.opened["generation"], order, credential)  # `opened`: the catalogue of providers
+    # `opened["generation"]` is the catalogue of providers. `terms`: what the settings define for the order's provider,
+    # which is whether they have a credential for it, and how many generations it may have under way at once.
+    terms = _terms_of(services.opened["generation"], order, credential)
     sealed_credential = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     async with services.pool.acquire() as connection:
         now = await database_time(connection)
@@ -133,7 +138,7 @@ async def _create(
         if job_id is None:
             submitted, charge_fields = await _submit(services, connection, caller, new_generation)
             limit_fields.update(charge_fields)
-            if isinstance(submitted, UUID):  # since `existing_order`, another request has written the same order
+            if isinstance(submitted, UUID):  # another request wrote the same order after `existing_order` had looked
                 job_id = submitted
             else:
                 submissions.append(submitted)
@@ -230,7 +235,8 @@ def _new_generation(
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         keep_seconds=settings.generation_keep_seconds,
-        # A poll ends the job at the order's own deadline. This later deadline ends a job that does not poll.
+        # A poll is a request of the job for the order's state at the provider. The first poll after the order's own
+        # deadline ends the job. This later deadline ends a job that polls no more.
         deadline_at=params.deadline_at + BACKSTOP,
         trace=trace,
         id=job_id,

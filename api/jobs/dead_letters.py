@@ -98,6 +98,8 @@ def dead_letter_filter(
     If `kind`, `template` or `code` is None, the filter accepts any value.
     """
     kinds = services.job_kinds
+    # `kinds.owned`: the pipelines that a kind of work has declared. The dead letters of all other pipelines belong to
+    # the kind `run`.
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(runs=False, pipelines=(), owned=kinds.owned, template=template, code=code)  # no match
@@ -224,8 +226,8 @@ async def _replay_each(services: Services, caller: Caller, job_ids: Sequence[UUI
     replayed. The job at the full limit and the jobs after it are left. If no job was replayed before, raises TooMany.
 
     A job that PostgreSQL does not write in time is among the refused jobs. If there was such a job, and no job was
-    replayed, raises Unavailable. After BULK_SECONDS, this function tries no further job (but always the first), and the
-    jobs that it has not tried are left.
+    replayed, raises Unavailable. This function always tries the first job. After BULK_SECONDS, it begins no other job,
+    and the rest are left.
     """
     away: Unavailable | None = None  # the last error of a job that PostgreSQL did not write in time
     ends_at = monotonic() + BULK_SECONDS
@@ -275,6 +277,9 @@ async def _replay(services: Services, caller: Caller, job_id: UUID, replays: _Re
         template_version = await template_of(services.actions, connection, access.target)
         # The argument `{}` (the queues) is empty, because the queue of the step at which the retry begins is not known
         # yet. `add_queues_of` adds this queue after the retry.
+        #
+        # If the job is no longer failed, _NotFailedAnyMore rolls the transaction back, and ends this block. The job is
+        # then neither among the replayed jobs nor among the refused jobs.
         with suppress(_NotFailedAnyMore):
             async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}) as charge:
                 effects = await revive(
