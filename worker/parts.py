@@ -84,7 +84,8 @@ _CLOSE_SECONDS = 2.0
 class Parts:
     """The open parts. `ready`: the queues that the worker may serve immediately. `is_complete`: `ready` has all queues
     that the worker may serve. `warming`: an asyncio task that ends when the children have started; its result is all
-    queues that the worker may serve. `loops`: name -> a function that the worker runs as an asyncio task.
+    queues that the worker may serve. `loops`: name -> a function that the worker runs as an asyncio task. `admitter`:
+    lets jobs start that wait at a concurrency limit.
     """
 
     pool: Pool
@@ -124,7 +125,11 @@ async def open_parts(
         children = warm_up.children
         warming = asyncio.create_task(_servable_queues(warm_up, queues, settings), name="warming")
         stack.push_async_callback(cancel_and_wait, warming)
+        # `opened`: pipeline -> the context that its opener has opened for the handlers of its inline steps.
         pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
+        # If the children have started by now (`warming` is done), the worker begins with all queues that it may serve.
+        # Otherwise it begins with the inline queues, and adds the isolated queues later. A worker without inline queues
+        # is always complete here, because `_open_servers` has waited for the children.
         is_complete = warming.done()
         ready = warming.result() if is_complete else queues.inline
         await until_answered(partial(check_pooler, settings), within=_PATIENCE_SECONDS)
@@ -135,7 +140,7 @@ async def open_parts(
         announcer = await stack.enter_async_context(announcing(broker, pool))
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
 
-        starts = Starts()
+        starts = Starts()  # counts, for each queue, the attempts that this worker starts
         heartbeat = Heartbeat(settings, registration, starts, on_failure, on_drain)
         heartbeat.start()
         stack.callback(heartbeat.close)
@@ -178,11 +183,13 @@ async def open_parts(
         runner = Runner(
             pipelines, pool, heartbeat, starts, settlements, templates, admitter, directories, inline, isolated, writers
         )
+        # `takes_over`: the claimer takes over the leases of dead workers. Only a presence shows that a worker has died.
         claimer = Claimer(pool, claims, heartbeat, terms, max_claims=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
         kinds = kinds_of(pipelines)
         replica = await stack.enter_async_context(open_replica(settings, "worker", EXPORTER_REPLICA_POOL, pool))
+        # `questions_of`: the statements by which kinds of work read their metrics from the database.
         exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds), replica))
         duties = Duties(
             settings,
@@ -222,9 +229,11 @@ def _registration_of(
     ready: frozenset[str],
     children: Children,
 ) -> Registration:
-    """The contents of the worker's row. `loaded_handlers` finds the inline handlers, because this process has loaded
-    them by now. The children load the handlers of isolated steps, and `loaded_handlers` adds these handlers for each
-    pipeline of the children. If `_servable_queues` has closed the children by now, they have no pipelines.
+    """The contents of the worker's row. `handlers`: the names of the steps that this worker can run.
+
+    This process has loaded the handlers of inline steps by now. The handlers of isolated steps are loaded only in the
+    children. So this function passes the pipelines of the children, and `loaded_handlers` adds the isolated steps of
+    these pipelines. If `_servable_queues` has closed the children by now, they have no pipelines.
     """
     handlers = pipelines.loaded_handlers(children.pipelines)
     return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
@@ -246,7 +255,7 @@ def _loops(
             Periodic(f"attempt_{writer.name}", writer.turn, every=chunk_writer.EVERY_SECONDS)
             for writer in (writers.logs, writers.streams)
         ),
-        Periodic("admitter", admitter.turn, every=0.0),  # a turn itself waits for ended jobs
+        Periodic("admitter", admitter.turn, every=0.0),  # no pause: a turn waits until a job may have ended
     ]
     return {"exporter": exporter.run} | {duty.name: duty.run for duty in periodic}
 
@@ -309,7 +318,7 @@ async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Sett
     """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
-    if not queues.isolated <= allowed:  # no child has work: `allowed` has either all isolated queues or none of them
+    if not queues.isolated <= allowed:  # `allowed` has either all isolated queues or none, so now no child has work
         await warm_up.children.close()
     return allowed
 

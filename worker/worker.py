@@ -1,8 +1,8 @@
 """One worker: `async with Worker(settings)` serves its queues until `drain`, or until the end of the block.
 
-parts.py opens the parts of the worker. This module starts them, adds the isolated queues when their children are ready,
-and stops the worker. A worker with only isolated queues imports parts.py while the children load their handlers,
-because that import takes 0.3 s.
+parts.py opens the parts of the worker. This module starts them, and stops the worker. The isolated queues have steps
+that run in child processes (children). This module adds these queues as soon as the children are ready. A worker with
+only isolated queues imports parts.py while the children load their handlers, because that import takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = structlog.get_logger(__name__)
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
-#: When the time to drain is over, the worker releases the attempts that still run, and waits at most this long until
-#: they have ended. A handler has up to 10 of these seconds to stop (`_MAX_STOP_SECONDS` of attempts/runner.py). A
-#: container is killed 15 s after its time to drain. Before that, the worker must still release its tasks, and delete
-#: its row.
+#: The longest time, in seconds, of the third wait of `Worker.drain`. A handler has up to 10 of these seconds to stop
+#: (`_MAX_STOP_SECONDS` of attempts/runner.py). A container is killed 195 s after its time to drain, and
+#: 180 s of these are for the second wait. In the other 15 s, after the third wait, the worker must still release its
+#: tasks, and delete its row.
 _RELEASE_SECONDS = 12.0
 #: The worker records once in this many seconds, for the liveness probe, that its event loop runs.
 _PULSE_SECONDS = 5.0
@@ -73,6 +73,7 @@ class Worker:
             pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
         )
         check_settings(kinds_of(self.pipelines))
+        # Make the metric of dead letters now, at 0 for each pipeline, because an alert must see the first increase.
         dead_letters.declare(pipeline.name for pipeline in self.pipelines)
         self.queues: frozenset[str] = frozenset()
         self.health = health or Health()
@@ -82,6 +83,7 @@ class Worker:
         #: Set when an operator asks this worker to drain, or when most of its threads are stuck. The process should
         #: then drain the worker, and end.
         self.retired = asyncio.Event()
+        # All queues that this worker may serve, and which of them are isolated.
         self._chosen = ServedQueues.chosen(self.pipelines, settings)
         metrics.declare_queues(self._chosen.every)
         self._stack = AsyncExitStack()
@@ -103,9 +105,13 @@ class Worker:
         await self._stack.aclose()
 
     async def drain(self) -> None:
-        """Claim no more tasks. Wait for running attempts. After `drain_seconds`, end the attempts that still run, and
-        release their leases, so that other workers can claim the tasks. Exception: attempts of short steps that are not
-        cancelable are not ended, and this method waits for them.
+        """Claim no more tasks, and wait until no attempt runs. There are three waits:
+
+        1. Wait for all attempts, for at most `drain_seconds`. If all have ended, return.
+        2. Stop the attempts that still run, and release their leases, so that other workers can claim the tasks. But
+           attempts of short steps that are not cancelable go on. Wait until these have ended, for at most the 180 s of
+           `LONGEST_TO_FINISH_SECONDS` (attempts/runner.py). A step is short if its time limit is not longer than that.
+        3. Wait for the attempts that were stopped, for at most `_RELEASE_SECONDS`.
 
         This method returns in time even if claims or settlements still wait for PostgreSQL, for example because
         somebody has locked a job's row. When the worker closes, it releases the tasks of these claims and settlements.
@@ -189,8 +195,8 @@ class Worker:
             await self.drain()
             raise
         if not self._draining:
-            # If the isolated queues were refused, the children are closed. Then the worker has no code of isolated
-            # steps any more, not even for an isolated step whose task stands in an inline queue.
+            # If the isolated queues were refused, the children are closed. Then the worker can run no isolated step any
+            # more, even if the step's task is in an inline queue.
             handlers = self.pipelines.loaded_handlers(self.parts.children.pipelines)
             await self.parts.registration.change(self.parts.pool, queues, handlers)
             # A drain that began meanwhile has stopped only the slot pools that existed then. A pool that started now

@@ -13,13 +13,14 @@ from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.worker.attempts.threads import Reservation
 
-#: The attributes and methods of its attempt that a plain handler may use.
+#: The names of attributes and methods. A plain handler may use only these of the attempt that it gets.
 _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
     """Whether the function beneath the handler's decorators is a plain function, not an `async def`."""
     inner = inspect.unwrap(handler)
+    # `inner` may also be an object whose class has an `async def __call__`.
     return not inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(type(inner).__call__)
 
 
@@ -39,8 +40,8 @@ class BlockingAttempt:
         self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Call Attempt.progress in the event loop, because it sets an asyncio.Event, which only the loop's thread may
-        do.
+        """Call Attempt.progress in the event loop, because it sets an asyncio.Event, and only the loop's thread may set
+        one.
         """
         if self._has_ended:
             raise Cancelled

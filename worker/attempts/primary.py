@@ -1,5 +1,6 @@
 """Lets attempts read and write at the primary, a server of PostgreSQL that takes writes. A standby may lack the newest
-rows. An attempt that read there might miss a note, an input or a result, and do its work twice, or wrongly.
+rows. If an attempt read from a standby, it might not see a note, an input or a result, and do its work twice, or
+wrongly.
 
 While no server takes writes, these functions wait for as long as the attempt trusts its lease (`HeldLease.trusted`).
 """
@@ -24,10 +25,10 @@ _Answer = TypeVar("_Answer")
 
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool for the block to the attempt whose lease is `held`. While no server takes writes,
-    this function waits. Raises LeaseLost if no server takes writes for as long as the lease is trusted. Also raises
-    LeaseLost if the handler was given up (it did not stop when its attempt ended). If the handler is given up during
-    the block, the connection is cut.
+    """Lend a connection of the pool to the attempt that has the lease `held`, for the time of the block. While no
+    server takes writes, this function waits. Raises LeaseLost if the lease stops being trusted before a server takes
+    writes. Also raises LeaseLost if the handler was given up (it did not stop when its attempt ended). If the handler
+    is given up during the block, the connection is cut.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:

@@ -101,7 +101,8 @@ class Workflows:
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
         # The most bytes of the result of a `ctx.call`. It is never below MAX_CALL_BYTES, because these results always
-        # stay in the journal. The setting may be 0, but then only the results of tasks go to the object store.
+        # stay in the journal. LEASEHOLD_RESULT_INLINE_BYTES may be 0. That sends the results of tasks to the object
+        # store, but not these results.
         self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
@@ -176,8 +177,9 @@ class Workflows:
 
     def _take(self, lease: Lease, previous_state: str) -> Driver | None:
         """The kept driver of the task, if it may go on; else None. It may go on if no other claim has run the task
-        since the driver suspended here, and if PostgreSQL still has the suspension. If a failover has undone the
-        suspension (and the consumption of signals in it), the task was not `waiting` before this claim.
+        since the driver suspended here, and if PostgreSQL still has the suspension. `previous_state` shows whether
+        PostgreSQL has it: the state is `waiting` unless a failover has undone the suspension, and with it the
+        consumption of signals.
         """
         suspended = self._suspended.get(lease.task_id)
         if suspended is None:
@@ -231,7 +233,8 @@ class _Port:
 
     # A place is the branch (the concurrent part of the workflow) that made a call, and the call's number in the branch.
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        # First a small read (at most SHORT rows), together with the reads of other workflows. It cuts a longer journal.
+        # First try a small read (of at most SHORT rows), in one round trip with the reads of other workflows. Of a
+        # longer journal this read returns only the beginning, and sets `is_cut`.
         if places is None or len(places) <= reading.SHORT:
             journal = await self._workflows.journals.read(Reading(self._lease, places))
             if journal is None:
@@ -250,8 +253,9 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        # While the lease is valid, PostgreSQL refuses the calls only for one reason: the job was cancelled, and the
-        # workflow has not seen the cancel.
+        # `recorded.cancelling`: the run is being cancelled. `cancelling`: the workflow has seen the cancel. While the
+        # lease is valid, PostgreSQL refuses the calls only if the run is being cancelled and the workflow has not seen
+        # the cancel.
         has_unseen_cancel = recorded.cancelling and not cancelling
         if not recorded.committed and not has_unseen_cancel:
             raise LeaseLost

@@ -1,5 +1,5 @@
-"""Claims the tasks that hints (messages that a task is due) announce, for the claimer. The tasks of all hints that
-arrive during one round trip are claimed together in the next round trip.
+"""Claims tasks for the claimer. The claimer gets hints (messages that a task is due), and asks this module to claim
+their tasks. The tasks of all requests that arrive during one round trip are claimed together in the next round trip.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ClaimBatcher:
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
         """Claim the task. None: there is nothing to run for this hint, and the caller acknowledges it. In this case the
-        task is finished, not due, unknown, of a paused queue, leased by a living worker, held by this worker, or lost
-        by too many workers. Or its job is being cancelled, and the task is no workflow.
+        task is finished, not due, unknown, of a paused queue, leased by a living worker, or held by this worker. Or too
+        many workers were lost while they ran the task. Or its job is being cancelled, and the task is no workflow.
 
         Waits while this worker seems to hold the task but the ownership is unconfirmed. If this method returned None
         instead, the caller would acknowledge the hint. But the lease may be lost, or the task may have just been
@@ -109,8 +109,8 @@ class ClaimBatcher:
             by_task = {claimed.lease.task_id: claimed for claimed in claimed_tasks}
             if repeated:
                 # The earlier try may have claimed a task whose job is being cancelled by now. The repetition does not
-                # claim such a task again. The heartbeat finds it as a task that this worker owns by PostgreSQL's rows
-                # but does not hold, and releases it.
+                # claim such a task again. PostgreSQL then names this worker as the task's owner, but the worker does
+                # not know it. The heartbeat finds such tasks and releases them.
                 self._heartbeat.record_lost_answer()
         # `pop`: if two requests name the same task, only the first gets the lease.
         return [

@@ -2,19 +2,19 @@
 that loads the handlers, and forks a child for each run), the child, and the worker. This is the order:
 
 1. Before the zygote loads a handler, it gives up all capabilities, and the file system except Python, the handlers and
-   the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
+   the work directory (Landlock). If the kernel cannot filter system calls, the zygote also gives up the network: it
+   enters an empty network namespace of its own, if the kernel allows this.
 2. The child adds a filter of system calls (seccomp: no network, no programs, no other processes).
 3. The worker limits the child's memory, CPU, file size and open files with prlimit(2). Hostile code that controls the
    child cannot loosen these limits.
 4. Before the child reads a client's bytes, it adds a second Landlock layer that grants only the files of its own run.
 
 If root starts the worker, the zygote stays root. As the user `nobody` it could not read a Python that is installed in a
-private home. To stay root is safe, because without capabilities root is an ordinary user, who owns root's files, and
-Landlock denies those files.
+private home. This is safe. Without capabilities, root is an ordinary user. It still owns root's files, but Landlock
+denies them.
 
-A child cannot start processes, because the filter of system calls denies this. RLIMIT_NPROC is only a second guard,
-against too many threads. This guard is weak, because the kernel counts the threads of the whole user, and the limit
-does not bind root.
+The filter of system calls denies new processes, but not new threads. RLIMIT_NPROC limits the number of threads. This
+limit is weak, because the kernel counts the threads of the whole user, and the limit does not bind root.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIGKILL = 9
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CAPABILITY_VERSION_3 = 0x20080522
-#: The bound of RLIMIT_NPROC, a second guard against too many threads.
+#: The bound of RLIMIT_NPROC. It limits the number of threads, which the filter of system calls does not limit.
 _MAX_THREADS = 4096
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -148,6 +148,7 @@ class Fences:
     def __init__(self, mechanisms: list[str], grants: Mapping[int, list[Path]]) -> None:
         self._has_landlock = "landlock" in mechanisms
         self._grants = grants
+        # In a child: the Landlock rules that `install_syscall_filter` prepares, and `restrict_files` enters.
         self._own_layer: landlock.Ruleset | None = None
         self.isolation = _name_of(mechanisms)
 
@@ -205,6 +206,7 @@ class Fences:
 
 def common(isolations: Collection[str]) -> str:
     """The mechanisms that all `isolations` contain, as a name in the form of Fences.isolation."""
+    # `held`: for each of `isolations`, the mechanisms that it names.
     held = [isolation.split("+") for isolation in isolations]
     return _name_of([mechanism for mechanism in _MECHANISMS if all(mechanism in mechanisms for mechanisms in held)])
 
@@ -249,7 +251,9 @@ def _installed_in(entries: Iterable[Path]) -> set[str]:
             with contextlib.suppress(OSError):  # the distribution has no list, or this user may not read the list
                 files = (entry / "RECORD").read_text(errors="replace").splitlines()
                 names |= {file.partition("/")[0] for file in files if "/" in file}
-    return names - {"..", ""}  # not from paths as `../../bin/...` (a program) or `/...` (an absolute path)
+    # RECORD also lists files elsewhere, such as `../../bin/...` (a program) or `/...` (an absolute path). Their first
+    # parts, `..` and the empty text, are no packages.
+    return names - {"..", ""}
 
 
 def _is_code(entry: Path, packages: set[str]) -> bool:
