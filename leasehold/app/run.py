@@ -1,4 +1,6 @@
-"""`Run`: the handle of a submitted call."""
+"""`Run`: what a program gets when it submits a call of a task. With it the program waits for the result, cancels the
+run, sends signals and reads the stream.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")  # the type of the task's result
 
-#: The most characters of the reason for a cancel, because the API accepts no more. A longer reason is cut off.
+#: The greatest length of the reason for a cancel, in characters. A longer reason is cut off, because the API would
+#: refuse it.
 _MAX_REASON = 500
 
 
 class Run(Generic[R]):
-    """One run of a task. `await run` gives its result. Each method exists twice. For example, `result` is for code
-    without an event loop, and `aresult` is for code in a loop. (The second form of `wait` is `awaited`.)
+    """One run of a task. `await run` gives its result. Each method except `status_and_code` exists twice. For example,
+    `result` is for code without an event loop, and `aresult` is for code in a loop. (The second form of `wait` is
+    `awaited`.)
     """
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
@@ -57,8 +61,8 @@ class Run(Generic[R]):
     def status(self) -> str:
         """The status: pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
-        Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer within
-        LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in place of Unreachable.
+        Every method of a Run raises NotFound if there is no such run, and Unreachable if PostgreSQL does not answer
+        within LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, every method raises Unavailable in place of Unreachable.
         """
         return self._connections.call(self._outcome()).status
 
@@ -70,9 +74,9 @@ class Run(Generic[R]):
         return outcome.status, None if outcome.error is None else outcome.error[0]
 
     def wait(self, timeout: float | None = None) -> Run[R]:
-        """Wait until the run ends, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
-        Unreachable as `status` does. An outage that begins during the wait raises no error. The wait goes on, up to
-        `timeout`.
+        """Wait until the run ends, for at most `timeout` seconds. Returns the run. Raises TimeoutError after
+        `timeout` seconds, and the errors of `status`. But an outage that begins during the wait raises no error. The
+        wait goes on, up to `timeout`.
         """
         self._refuse_in_loop("wait", "awaited")
         self._connections.call(self._wait(timeout))
@@ -145,7 +149,8 @@ class Run(Generic[R]):
                 yield chunk
             last_number, is_end = chunks.after, chunks.is_end
 
-    # --- in the event loop of the link, in a thread of its own (the link is the app's way to PostgreSQL or to the API)
+    # --- in the event loop of the link, which runs in the link's own thread
+    # (The link is the app's way to PostgreSQL or to the API.)
 
     async def _chunks(self, after: int) -> Chunks:
         return await (await self._connections.link()).chunks(self.id, after)

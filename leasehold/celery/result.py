@@ -1,4 +1,8 @@
-"""`AsyncResult`: the handle of a run, with Celery's methods."""
+"""`AsyncResult`: the handle of a run, with Celery's methods.
+
+If a program reads an attribute that only Celery's class has, the base class `Lacking` raises an error. The error says
+what to do instead. `OF_RESULT` has this advice for each such attribute.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class AsyncResult(Lacking):
     Invalid `invalid_id`. `run`: the run, if the caller has it; None: the first use of the handle looks the run up.
     """
 
-    # For `Lacking`: Celery's name of this class, and advice for each of its attributes that is missing here.
+    # For `Lacking`. `_IN_CELERY`: Celery's name of this class. `_LACKS`: attribute that is missing here -> advice.
     _IN_CELERY, _LACKS = "AsyncResult", OF_RESULT
 
     def __init__(
@@ -74,8 +78,8 @@ class AsyncResult(Lacking):
         return self.id
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_unused: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's
-        """Wait for the result. If the run does not succeed, raises TaskFailed. Exception: if `propagate` is False,
-        returns the TaskFailed. Raises TimeoutError after `timeout` seconds.
+        """Wait for the result. If the run does not succeed, raises TaskFailed, or returns it if `propagate` is False.
+        Raises TimeoutError after `timeout` seconds.
         """
         try:
             return self._run.result(timeout)

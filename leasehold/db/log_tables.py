@@ -1,10 +1,11 @@
-"""Declares the tables of the log lines of attempts, and of the chunks of the streams that attempts emit. A change here
-needs a migration.
+"""Declares the tables for what attempts log (lines), and for what they emit as a stream (chunks). A change here needs a
+migration.
 
-The foreign keys of these tables lead to `tail`, not to `job`, because an insert locks the row to which its foreign key
-leads. With a foreign key to `job`, the insert would wait for each settlement (the end of an attempt) that has locked
-the job's row. Exception: the first insert for a job may wait, because it inserts the row of `tail`, whose foreign key
-leads to `job`.
+The table `tail` has a row for each job that has lines or chunks. The row has the numbers of the job's last line and
+last chunk. The foreign keys of the other tables lead to `tail`, not to `job`, because an insert locks the row to which
+its foreign key leads. With a foreign key to `job`, the insert would wait for each settlement (the end of an attempt)
+that has locked the job's row. Exception: the first insert for a job may wait, because it inserts the row of `tail`,
+whose foreign key leads to `job`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ tail = Table(
     postgresql_with={"fillfactor": "70"},  # leaves room in the page for the new versions of an updated row
 )
 
-#: Lines that attempts have logged. A row has several lines of one attempt. A worker may repeat an insert whose answer
-#: it did not get. `job_log_once` keeps the repetition from adding the lines again.
+#: Lines that attempts have logged. A row has several lines of one attempt. Lines are numbered twice: `first` is a
+#: number among the lines of one attempt, and `last` is a number among all lines of the job. A worker may repeat an
+#: insert whose answer it did not get. `job_log_once` keeps the repetition from adding the lines again.
 job_log = Table(
     "job_log",
     metadata,
@@ -57,8 +59,8 @@ job_log = Table(
     UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
 )
 
-#: Chunks that attempts have emitted. A row has several chunks of one attempt. `job_stream_once` has the same
-#: purpose as `job_log_once`.
+#: Chunks that attempts have emitted. A row has several chunks of one attempt. Chunks are numbered as lines are, and
+#: `job_stream_once` has the same purpose as `job_log_once`.
 job_stream = Table(
     "job_stream",
     metadata,

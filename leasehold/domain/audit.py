@@ -1,5 +1,5 @@
-"""The actor of an act, and the check of the hashes that chain the rows of the audit. A row records an act, and has the
-hash of the previous row.
+"""Says who did an act (`Actor`), and checks that no row of the audit was changed or removed (`Chain`). Each row records
+an act, and has the hash of the row before it.
 
 Each tenant has a chain of its own. The chain `*` has the acts that concern all tenants, or no tenant. PostgreSQL
 computes the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be
@@ -63,9 +63,10 @@ class BrokenRow:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. At
-    first they are those of the row before the first row to check. For the oldest stored row, this is the last row that
-    retention deleted (0 and "" if retention deleted no row).
+    """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. Before
+    the first check, give the number and the hash of the row that stands before the rows to check. If the check begins
+    at the oldest stored row, that is the last row that retention deleted. If retention has deleted no row, `seq` is 0
+    and `hash` is "".
     """
 
     tenant_id: str

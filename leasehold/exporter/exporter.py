@@ -5,7 +5,8 @@ One elected process, the leader, exports the metrics. The leader is the process 
 `leadership`. Every worker and every API process tries to lead. A leader that ends in an orderly way resigns, so that
 another process leads at its next try. The leader queries the database every 10 to 60 seconds, and adds the answers to
 its /metrics. Other processes add nothing. So the metrics exist as long as any process lives. When the leader changes,
-two processes may export the metrics for a while. The values are the same, and dashboards use the greatest value.
+two processes may export the metrics for a while. Both export the same values. Dashboards take the maximum and not the
+sum, so that nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ EVERY_SECONDS = 10.0
 #: rounds may take at most _MAX_SHARE of the time. But no pause exceeds _MAX_PAUSE_SECONDS.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: A round exports at most this many queues by their waiting tasks, and at most this many by their running tasks.
+#: A round chooses at most this many queues for their waiting tasks, and at most this many more for their running
+#: tasks.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -84,8 +86,8 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
         "leases": (queries.LEASES, (CAP, queries.MAX_LEASES)),
         "backlog": (queries.BACKLOG, (CAP,)),
-        "held": (queries.HELD, (CAP,)),
-        "without_code": (queries.WITHOUT_CODE, (CAP,)),
+        "held": (queries.HELD, (CAP,)),  # jobs that wait at a concurrency limit
+        "without_code": (queries.WITHOUT_CODE, (CAP,)),  # tasks that wait for a worker that has their code
         "workers": (queries.WORKERS, (silent_seconds,)),
         "quarantine": (queries.QUARANTINE, ()),
         "retention": (queries.RETENTION, (CAP,)),
@@ -127,9 +129,11 @@ async def query_all(
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            timeouts += isinstance(error, TimeoutError)  # for a timeout, `is_away` below returns False
+            timeouts += isinstance(error, TimeoutError)
             # On an open connection, an InterfaceError means that the question has too many or too few values.
             has_wrong_values = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
+            # The round ends at the second timeout, or if the database cannot be reached (`is_away`, for which a timeout
+            # on an open connection does not count). In all other cases only this question is left out.
             if timeouts > 1 or (not has_wrong_values and is_away(connection, error)):
                 raise
             EXPORTER_REFUSED.labels(name).inc()
@@ -199,6 +203,9 @@ class Exporter(Collector):
             log.warning("the exporter did not resign: its lead ends by itself", error=type(error).__name__)
 
     async def _query(self) -> None:
+        # One turn of `run`: try to lead, and ask the questions if this process leads. The stack returns the connection
+        # at the end. So `recording_up` covers the wait for the connection, but not the round, because an error of a
+        # question does not mean that the database is down.
         async with AsyncExitStack() as stack:
             with self._recording_up():
                 connection = await stack.enter_async_context(self._pool.acquire())
@@ -399,10 +406,17 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 def _by_urgency(queues: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The queues, the most urgent first. Tenants name queues, so there may be many.
 
-    First come the queues with due tasks, then the queues without due tasks, and in the same order the queues of
-    external workers. These come last, because the alerts about waiting tasks leave them out. Within each of these four
-    groups, the queues that workers serve and the queues that no worker serves alternate, so that many queues of one
-    sort do not hide the other sort. Within a sort, the queue whose oldest task has waited longest comes first.
+    There are four groups, in this order:
+
+    1. queues of the platform's workers, with due tasks
+    2. queues of the platform's workers, without due tasks
+    3. queues of external workers, with due tasks
+    4. queues of external workers, without due tasks
+
+    The queues of external workers come last, because the alerts about waiting tasks leave them out. In each group,
+    served and unserved queues take turns, so that many queues of one sort do not hide the other sort. (A queue is
+    served if at least one worker serves it and is not draining.) Within a sort, the queue whose oldest task has waited
+    longest comes first.
     """
     turns = Counter[tuple[bool, bool, bool]]()  # sort -> how many queues of this sort have a key already
     keys: dict[str, tuple[bool, bool, int, bool]] = {}  # queue -> its place in the order: smaller keys come first

@@ -48,15 +48,17 @@ class PollWindow:
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
         """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: the poll
         left out rows that had been due for fewer seconds than this, because their hints (messages that name them) may
-        still come. `oldest`: for how many seconds the oldest row that the poll read had been due; None: the poll read
-        no row.
+        still come. `oldest`: the longest time, in seconds, for which a row that the poll read had been due; None: no
+        row that the poll read still waits.
         """
         if whole:
             self._whole_polls.done(started_at)
-        # Rows that the poll left out, or read and did not take, still wait. So the next poll reads back at least to the
-        # oldest row that this poll left out or read.
+        # Two kinds of rows still wait: rows that the poll left out, and rows that it read and did not take. So the next
+        # poll reads back at least to the oldest of these rows.
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
-        """Make the next poll read all due rows. Call this if a poll could not take all rows that it found."""
+        """Make the next poll read all due rows. Call this after `polled` if the poll stopped at its limit and `oldest`
+        was None. The due rows that the poll did not read may then be older than the next window.
+        """
         self._read_from = None

@@ -16,7 +16,9 @@ conversion = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("user_id", Text, nullable=False),
-    Column("owner_tenant", Text),  # the client's own `tenant_id`, which the API returns; it grants nothing
+    # The value that the client sent as `tenant_id`. The API only gives it back. Access depends on the column
+    # `tenant_id`.
+    Column("owner_tenant", Text),
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count, ref_images_bytes}
     Column("client_id", Text),  # the client that created the conversion; NULL in rows older than this column
@@ -43,11 +45,13 @@ promoted_object = Table(
     Column("key", Text, primary_key=True),  # the key at the target, with the tenant's folder
     Column("tenant_id", Text, nullable=False),
     Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a request has finished
-    Column("turn", Uuid),  # the id of the promote request that is writing the key
+    # The id of the promote request that has claimed the key, and is writing the object there. NULL: no request has.
+    Column("turn", Uuid),
     Column("for_job", Uuid),  # the job that this request promotes
     # After this time the promote request counts as dead, and a worker undoes what the request did at the key.
     Column("until", TIMESTAMP(timezone=True)),
-    # What the request may have done at the key: created, unsure or replaced (see `Change` in promotion/ownership.py).
+    # What the request may have done at the key. `created`: it created the object. `replaced`: it overwrote an object of
+    # the tenant. `unsure`: the target does not report which. NULL: nothing yet.
     Column("reached", Text),
     Column("backup", Text),  # where our own store may have a copy of the object that the request replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),

@@ -1,6 +1,6 @@
-"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Links to private
-addresses are refused, and the sizes of files are bounded. The first bytes of a file decide its type, and not the
-Content-Type that the provider sends.
+"""Downloads a provider's files for the step `store` of a generation. (In a generation, a client orders images or a
+video.) Links to private addresses are refused, and the sizes of files are bounded. The first bytes of a file decide its
+type, and not the Content-Type that the provider sends.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def file_type_of(kind: Kind, head: bytes) -> tuple[str, str]:
     """The extension and the content type that the first bytes show. Raises UnusableFile `not_an_image` or
     `not_a_video`.
     """
+    # A WebP file has WEBP at position 8, and also begins with RIFF.
     for magic, position, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
         if head[position : position + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
             return extension, content_type

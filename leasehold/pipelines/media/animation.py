@@ -15,8 +15,8 @@ Render = Callable[[int], tuple[Image.Image, int]]
 _MAX_PLAYS = 2**16 - 1
 _LONGEST_FRAME_MS = 2**24 - 1
 _LONGEST_ANIMATION_MS = 2**31 - 1
-#: No frame is shown for fewer milliseconds than this. Browsers show frames of 10 ms or less for 100 ms, because old
-#: encoders wrote 0 for "unchanged".
+#: The shortest time for which a frame is shown, in milliseconds. Browsers show a frame of 10 ms or less for 100 ms,
+#: because old encoders wrote 0 if nobody had set a time. decode.py does the same (`_milliseconds`).
 SHORTEST_MS = 11
 
 

@@ -1,5 +1,6 @@
-"""Declares the media pipeline and the kind of work `media`. The pipeline turns one picture into three files and the
-requested variants. This module imports no heavy library, because the API imports it.
+"""Declares the pipeline `media` (its steps), and the `Kind` of work with the same name (its routers, scopes and stored
+objects). The pipeline turns one picture into three files and the requested variants. This module imports no heavy
+library, because the API imports it.
 
 If JPEG cannot hold the picture, the step `resize` also writes a lossless master: `resize.png` for a still with
 transparency, `resize.webp` for an animation. The step `webp` reads the master or, if there is none, `resize.jpg`. It
@@ -73,7 +74,8 @@ MEDIA = Kind(
         "leasehold.api.media.media:router",
         "leasehold.api.media.events:router",
     ),
-    stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",  # bytes that count for the tenant
+    # The bytes that are charged to the storage of the tenant.
+    stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
     # `leasehold doctor --reconcile` uses this to find out which pictures have a row, and which uploaded objects must
     # exist. The object of a job past its retention need not exist, because retention deletes objects before rows.
     objects=Objects(
