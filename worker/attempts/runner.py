@@ -83,7 +83,7 @@ _AFTER_LIMIT_SECONDS = 120.0
 _NO_CHILD_SECONDS, _MAX_NO_CHILD_SECONDS = 5.0, 300.0
 #: A cancelled attempt has the job's `grace_seconds` to end, but at least _MIN_STOP_SECONDS and at most
 #: _MAX_STOP_SECONDS. Without the maximum, a handler could catch the CancelledError, go on, and keep its slot for ever.
-#: A draining worker would then never end. A container is killed about _MAX_STOP_SECONDS after its time to drain.
+#: A worker that ends waits only a little longer than _MAX_STOP_SECONDS (`_RELEASE_SECONDS` of worker/worker.py).
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 #: When a worker has to end, it lets the attempts of steps that are not cancelable finish, if their time limit is at
 #: most this many seconds. For example, such a step records what was bought. If the worker stopped the step, nobody
