@@ -17,7 +17,13 @@ from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import DeclaredSchedule
 from leasehold.evaluation.templates import Templates
-from leasehold.schedules.declared import UNDECLARED, apps_to_take_over, reconcile, reconcile_apps
+from leasehold.schedules.declared import (
+    UNDECLARED,
+    apps_to_take_over,
+    apps_with_writer,
+    reconcile,
+    reconcile_apps,
+)
 from leasehold.schedules.firing import ON_TIME, fire_due
 from leasehold.settings import Settings
 from leasehold.transitions import workers
@@ -221,6 +227,27 @@ async def test_a_worker_that_writes_the_schedules_stays_their_writer_while_it_lo
     assert await apps_to_take_over(connection, "default", ["kiosk", "shop"], second) == ["kiosk"]
 
 
+async def test_the_apps_with_a_writer_are_those_of_the_tenant_whose_writer_goes_on(connection: Connection) -> None:
+    declared = shop().pipelines().schedules["shop"]
+    writes, drains, away, writes_for_another, writes_nothing = [new_id() for _ in range(5)]
+    for worker in (writes, drains, writes_nothing):
+        await register(connection, worker)
+    for tenant, app, writer in (
+        ("default", "shop", writes), ("default", "kiosk", drains), ("default", "stall", away),
+        ("default", "own shop", new_id()), ("default2", "shop", writes_for_another), ("other", "stand", writes),
+    ):  # fmt: skip
+        assert await reconcile_apps(connection, tenant, {app: declared}, writer) == [app]
+    for worker in (drains, writes_nothing):
+        await workers.ask_to_drain(connection, worker)
+    await connection.execute(
+        "UPDATE leadership SET until = clock_timestamp() - interval '1 second' WHERE owner = $1", away
+    )
+    leads_until = "SELECT until FROM leadership WHERE role = 'schedules of default ' || $1"
+    assert await apps_with_writer(connection, "default") == {
+        app: await connection.fetchval(leads_until, app) for app in ("own shop", "shop")
+    }
+
+
 async def test_a_writer_that_has_lost_its_session_for_a_moment_stays_the_writer(connection: Connection) -> None:
     """A worker cuts the connection of its heartbeat at any error."""
     older, newer = new_id(), new_id()
@@ -327,8 +354,11 @@ async def codes(connection: Connection) -> set[str | None]:
 async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_worker_that_has_it(
     connection: Connection, has: str
 ) -> None:
-    """Or that may have it, or had it before it ended. If nobody has or had the code, the schedule says so."""
+    """Or that may have it, or had it before it ended. If nobody has or had the code, the schedule says so. That its
+    tenant wrote a template of another name changes nothing.
+    """
     await schedules_of_a_client(connection)
+    await a_template(connection, "default", "letter")
     handlers = {"unnamed": None, "other": ["shop.other", "shopping.report.run"]}.get(has, HANDLERS)
     worker = await a_worker_with(connection, handlers)
     if has == "presence":
@@ -369,6 +399,44 @@ async def test_while_the_workers_with_the_code_are_away_a_tick_waits_and_its_sch
         )
     assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
     assert await codes(connection) == {None}
+
+
+async def test_each_late_schedule_says_that_its_code_is_away_however_few_a_call_writes(connection: Connection) -> None:
+    """A worker with other code runs meanwhile."""
+    await schedules_of_a_client(connection, late=300)
+    await workers.unregister(connection, await a_worker_with(connection, HANDLERS))
+    await a_worker_with(connection, ["letter.write"])
+    for _ in range(2):
+        await fire_due(connection, OTHER, 60, limit=1)
+    assert await codes(connection) == {"template_not_found"}
+
+
+async def test_a_late_schedule_that_this_worker_has_yet_to_fire_says_nothing_of_a_missing_template(
+    connection: Connection,
+) -> None:
+    await schedules_of_a_client(connection, late=300)
+    await workers.unregister(connection, await a_worker_with(connection, HANDLERS))
+    await fire_due(connection, Templates(shop().pipelines()), 60, limit=1)
+    assert await connection.fetchval("SELECT count(*) FROM schedule WHERE next_run_at <= clock_timestamp()") == 1
+    assert await codes(connection) == {None}
+
+
+async def test_a_schedule_that_another_transaction_holds_delays_no_word_about_the_code_of_the_others(
+    connection: Connection, settings: Settings
+) -> None:
+    await schedules_of_a_client(connection, late=300)
+    await workers.unregister(connection, await a_worker_with(connection, HANDLERS))
+    worker = await connect(settings, "test")
+    await worker.execute("SET lock_timeout = '5s'")  # a firing that waits fails soon
+    async with connection.transaction():
+        await connection.execute("SELECT FROM schedule WHERE template = 'shop.tidy' FOR UPDATE")
+        assert await fire_due(worker, OTHER, 60) == ([], False)
+    written_meanwhile = await rows(connection)
+    assert written_meanwhile["shop.report"]["last_error"]["code"] == "template_not_found"
+    assert written_meanwhile["shop.tidy"]["last_error"] is None
+    await fire_due(worker, OTHER, 60)
+    await worker.close()
+    assert await codes(connection) == {"template_not_found"}
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,16 @@ async def test_of_missed_ticks_those_that_may_be_dropped_come_first(client: Clie
     assert still_due == [everything]
 
 
+async def test_a_tick_on_time_comes_before_missed_ticks_also_where_its_schedule_drops_none(
+    client: Client, rows: Connection
+) -> None:
+    missed, on_time = [(await make(client, cron="@yearly", catch_up="all"))["id"] for _ in range(2)]
+    await due(rows, missed, timedelta(minutes=40))
+    await due(rows, on_time, timedelta(seconds=20))
+    await schedules.fire_due(rows, TEMPLATES, KEEP, limit=1)
+    assert await ticked(rows, missed, on_time) == [0, 1]
+
+
 @BOTH
 async def test_a_call_that_takes_long_looks_again_before_it_goes_on(
     client: Client, rows: Connection, finds: Finds, monkeypatch: pytest.MonkeyPatch

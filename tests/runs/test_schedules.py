@@ -276,13 +276,15 @@ async def test_a_schedule_that_is_paused_and_resumed_skips_the_tick_that_was_due
 NOW = utc("2026-06-01 12:00:00")
 
 
-def ticks_of(catch_up: str, window: float, *, first: float, cron: str = "* * * * *") -> list[float]:
-    """The ticks that become runs at NOW, the first one due so many seconds ago. In seconds ago."""
-    row = {"now": NOW, "catch_up": catch_up, "catch_up_seconds": window, "cron": cron, "timezone": "UTC",
-           "next_run_at": NOW - timedelta(seconds=first)}  # fmt: skip
+def ticks_of(
+    catch_up: str, window: float, *, first: float, cron: str = "* * * * *", now: datetime = NOW
+) -> list[float]:
+    """The ticks that become runs at `now`, the first one due so many seconds ago. In seconds ago."""
+    row = {"now": now, "catch_up": catch_up, "catch_up_seconds": window, "cron": cron, "timezone": "UTC",
+           "next_run_at": now - timedelta(seconds=first)}  # fmt: skip
     found, has_more = schedules._ticks_to_run(row)
     assert not has_more
-    return [(NOW - tick).total_seconds() for tick in found]
+    return [(now - tick).total_seconds() for tick in found]
 
 
 ON_TIME_OF_MINUTE: list[float] = [60, 0]
@@ -297,6 +299,12 @@ def test_ticks_on_time_all_run_and_of_the_missed_ones_what_the_policy_says(
 ) -> None:
     """A tick of a minute ago is on time; one older than the window is not caught up, however many of them there are."""
     assert ticks_of(catch_up, 180, first=first) == wanted
+
+
+@pytest.mark.parametrize(("catch_up", "window"), [("skip", 180), ("all", 0), ("all", 60)])
+def test_a_tick_is_on_time_for_sixty_seconds_and_not_for_a_microsecond_longer(catch_up: str, window: float) -> None:
+    assert ticks_of(catch_up, window, first=600) == [60, 0]
+    assert ticks_of(catch_up, window, first=600, now=NOW + timedelta(microseconds=1)) == [0.000001]
 
 
 def test_a_first_tick_that_is_due_and_that_the_expression_no_longer_names_runs_by_the_same_rules() -> None:

@@ -470,7 +470,9 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     """Delivered after 2xx; tried again after any other answer, and while DNS does not know the host."""
     to = Delivery(url="http://hook.example/", event={"type": "run.failed"})
     said: Answer | EgressRefused = Answer(299, {}, b"")
-    attempt = Attempt(rows, Sealing(runs_settings), said, to)
+    attempt = Attempt(rows, Sealing(runs_settings), Answer(200, {}, b""), to)
+    assert await attempt.deliver() == {"delivered": True, "status": 200}
+    attempt.says = said
     assert await attempt.deliver() == {"delivered": True, "status": 299}
     assert not attempt.reads_body, "a receiver's answer cannot fill the worker's memory"
     with attempt.limits.try_acquire(tenant="rival", host="hook.example"):
@@ -500,6 +502,53 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
 
     attempt.params = Delivery(webhook_id=uuid4(), event={})
     assert await attempt.deliver() == {"delivered": False, "because": "the webhook is deleted"}
+
+
+async def test_an_address_that_answers_410_gets_no_further_message_until_its_webhook_is_enabled_again(
+    rows: Connection, runs_settings: Settings
+) -> None:
+    """If the webhook was changed during the request, the answer is about an address that it no longer has."""
+    hook = uuid4()
+    await rows.execute("INSERT INTO webhook (id, tenant_id, url, secrets, events)"
+                       " VALUES ($1, 'acme', 'http://hook.example/', '{}', '{run.failed}')", hook)  # fmt: skip
+    to_url, to_hook = Delivery(url="http://hook.example/", event={}), Delivery(webhook_id=hook, event={})
+    attempt = Attempt(rows, Sealing(runs_settings), Answer(410, {}, b""), to_url)
+
+    async def refused(kind: type[Permanent | Retryable]) -> str:
+        with pytest.raises(kind) as error:
+            await attempt.deliver()
+        return error.value.code
+
+    async def change_meanwhile(*_: Any, **__: Any) -> Answer:
+        await rows.execute("UPDATE webhook SET url = 'http://new.example/'")
+        return Answer(410, {}, b"")
+
+    assert await refused(Permanent) == "callback_gone"
+    attempt.params, attempt.egress = to_hook, SimpleNamespace(request=change_meanwhile)
+    assert await refused(Retryable) == "webhook_url_changed"
+    assert await rows.fetchval("SELECT enabled FROM webhook")
+    attempt.egress = None
+    assert await refused(Permanent) == "webhook_gone"
+    assert await rows.fetchval("SELECT disabled_because FROM webhook WHERE NOT enabled") == (
+        "its address answered 410 Gone"
+    )
+    attempt.says = Answer(200, {}, b"")
+    assert await refused(Retryable) == "webhook_disabled"
+    await rows.execute("UPDATE webhook SET enabled = true, disabled_because = NULL")
+    assert await attempt.deliver() == {"delivered": True, "status": 200}
+
+
+async def test_the_deliveries_of_a_worker_have_the_bounds_of_its_settings(runs_settings: Settings) -> None:
+    bounds = {"webhook_per_tenant": 2, "webhook_per_host": 1, "webhook_seconds": 3.0}
+    opened = webhooks.opened(runs_settings.model_copy(update=bounds), None)
+    assert opened is not None
+    async with opened as delivery_context:
+        acquire = delivery_context.limits.try_acquire
+        assert delivery_context.seconds == 3.0
+        with acquire(tenant="acme", host="a.example"), acquire(tenant="acme", host="b.example") as second:
+            assert second
+            with acquire(tenant="acme", host="c.example") as third, acquire(tenant="rival", host="a.example") as again:
+                assert (third, again) == (False, False)
 
 
 async def test_a_tenant_with_silent_name_servers_takes_no_more_threads_than_deliveries(

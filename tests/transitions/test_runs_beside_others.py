@@ -163,6 +163,15 @@ async def test_a_second_run_of_a_schedule_s_tick_is_told_so_although_its_key_and
         await create(rows, new_run(pipeline(policy=policy), scope_id="2", dedupe_key="b", **of_tick))
 
 
+async def test_of_runs_that_are_written_without_a_transaction_those_with_a_limit_are_left_out(rows: Rows) -> None:
+    limited, free = debounced("k", "alice"), new_run(pipeline("free"))
+    is_written, hints = await runs.create_unlimited(rows.connection, [limited, free])
+    assert is_written == [False, True]
+    assert {(await rows.task(hint.hint.task_id))["job_id"] for hint in hints} == {free.id}
+    assert await runs.create_unlimited(rows.connection, [limited]) == ([False], [])
+    assert await states(rows) == {free.id: "queued"}
+
+
 @dataclass
 class EndsMeanwhile:
     """A connection. When a statement fails because another row has its key, that row's job ends just then."""
@@ -267,6 +276,28 @@ async def test_a_retried_run_keeps_its_parameters_unless_others_replace_them(row
         async with rows.connection.transaction():
             assert await runs.revive(rows.connection, new, replaces_params=replaces) is not None
         assert (await rows.job(stored.id))["params"] == new.params
+
+
+async def test_a_workflow_that_has_made_calls_is_retried_with_its_own_parameters_alone(rows: Rows) -> None:
+    """The calls of another workflow do not count."""
+    begun, beside = new_run(pipeline(), params={"n": 1}), new_run(pipeline(), params={"n": 1})
+    for new in (begun, beside):
+        await create(rows, new)
+    await fail(rows)
+    await rows.connection.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, epoch)"
+        " VALUES ($1, '', 1, 'call', 'f', 'done', 1)",
+        begun.id,
+    )
+    async with rows.connection.transaction():
+        with pytest.raises(Invalid) as refused:
+            await runs.revive(rows.connection, replace(begun, params={"n": 2}), replaces_params=True)
+        assert refused.value.code == "workflow_has_begun"
+        assert await runs.revive(rows.connection, begun, replaces_params=True) is not None
+        assert await runs.revive(rows.connection, replace(beside, params={"n": 2}), replaces_params=True) is not None
+    for new, params in ((begun, {"n": 1}), (beside, {"n": 2})):
+        job = await rows.job(new.id)
+        assert (job["status"], job["params"]) == ("queued", params)
 
 
 # --- debounced runs at their limits
@@ -405,7 +436,7 @@ async def test_a_run_that_has_no_limit_to_wait_at_keeps_its_place_when_a_limit_w
 
 @pytest.mark.parametrize("reported_to", ["nobody", "a webhook", "a pipeline that follows"])
 async def test_the_end_of_a_run_is_reported_to_those_who_ask_for_it(rows: Rows, reported_to: str) -> None:
-    """A webhook of another tenant, and a disabled one, ask for nothing."""
+    """Also that of a retry. A webhook of another tenant, and a disabled one, ask for nothing."""
     await subscribe(rows, "u")
     await subscribe(rows, "t", enabled=reported_to == "a webhook")
     of = pipeline()
@@ -415,6 +446,11 @@ async def test_the_end_of_a_run_is_reported_to_those_who_ask_for_it(rows: Rows, 
     await runs.create_together(rows.connection, [together])
     for job_id in (one.id, together.id):
         assert (await rows.job(job_id))["notify"] == (reported_to != "nobody")
+    await fail(rows)
+    await rows.connection.execute("UPDATE job SET notify = false")  # the first end is reported
+    async with rows.connection.transaction():
+        assert await runs.revive(rows.connection, together) is not None
+    assert (await rows.job(together.id))["notify"] == (reported_to != "nobody")
 
 
 async def test_a_run_has_the_priority_of_any_other_job(rows: Rows) -> None:

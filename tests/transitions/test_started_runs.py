@@ -11,11 +11,12 @@ from uuid import UUID
 import pytest
 
 from leasehold.app.writing import template_version_of
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
-from leasehold.domain.pipeline import Pipeline, RunTerms, Step
-from leasehold.transitions import jobs, settlements, sweeps
+from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
+from leasehold.transitions import concurrency, jobs, limits, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.settlements import Completion, Failure, Snoozing, Suspending
@@ -26,6 +27,7 @@ from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 from tests.transitions.test_fencing import WRONG
 from tests.transitions.test_limits_beside_others import wait_for_no_lock
+from tests.transitions.test_retried_jobs import subscribe
 from tests.transitions.test_workflows import is_due, step, suspended, wait
 
 #: No client may cancel a run of it.
@@ -134,6 +136,30 @@ async def test_who_loses_the_lease_while_it_waits_to_start_a_run_starts_none(row
     with pytest.raises(LeaseLost):
         await starting
     assert [row["id"] for row in await table(rows, "job")] == [workflow.job_id]
+
+
+async def test_a_run_in_place_of_a_step_waits_at_the_limits_of_its_task_alone_and_is_reported_to_nobody(
+    rows: Rows,
+) -> None:
+    """Its workflow has a place at the operator's limits, and handles the end. A run that the workflow starts otherwise
+    waits at all limits, and is reported.
+    """
+    task = Pipeline("limited", module="tests.factories", steps=[Step("only")])
+    task.limits, task.on_failure = (PipelineLimit(1),), ONE
+    await limits.declare(rows.connection, [task], ConcurrencyLimit("t", "tenant", at_most=1))
+    await subscribe(rows, "t")
+    workflow = await running(rows)
+    in_place, beside = [NewRun(template_version_of(task), "t", {}) for _ in range(2)]
+    for number, new, waits in ((1, in_place, result(2, in_place.id)), (3, beside, None)):
+        async with rows.connection.transaction():
+            call = start(number, new.id)
+            assert await children.start(rows.connection, workflow.lease, call, new, waits) is not None
+    for new, keys, is_reported in (
+        (in_place, {"code:limited"}, False),
+        (beside, {"code:limited", "tenant"}, True),
+    ):
+        assert {key for _, key in await concurrency.limits_of(rows.connection, [new.id])} == keys
+        assert (await rows.job(new.id))["notify"] == is_reported
 
 
 # --- the wake

@@ -12,7 +12,7 @@ import pytest
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, Step
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
-from leasehold.transitions import concurrency, settlements, webhooks, workers
+from leasehold.transitions import callbacks, concurrency, settlements, webhooks, workers
 from leasehold.transitions.jobs import RunOf
 from leasehold.transitions.settlements import Completion, Failure
 from leasehold.transitions.webhooks import ReportedJobs
@@ -252,3 +252,17 @@ async def test_only_the_webhook_as_it_was_read_is_disabled(rows: Rows, other: di
         (hook, False, "it is gone"), (beside, True, None),
     ]  # fmt: skip
     assert await webhooks.find(rows.connection, hook, "rival") is None
+
+
+async def test_callbacks_that_need_a_tenants_first_secret_at_once_are_signed_with_the_same_one(
+    rows: Rows, another: Open
+) -> None:
+    """A secret that a delivery has used and nobody keeps would sign a message that its receiver cannot verify."""
+    other = (await another()).connection
+    async with other.transaction():
+        assert await callbacks.secrets(other, "t", lambda: b"first") == [b"first"]
+        reading = asyncio.create_task(callbacks.secrets(rows.connection, "t", lambda: b"second"))
+        await until_waiting(other)
+    assert await reading == [b"first"]
+    assert await callbacks.secrets(rows.connection, "rival", lambda: b"theirs") == [b"theirs"]
+    assert await callbacks.secrets(rows.connection, "t", lambda: b"third") == [b"first"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,6 +35,25 @@ def test_a_tenant_and_a_host_hold_their_places_only_while_a_delivery_runs() -> N
             assert has_place("third", "c.example")
             with limits.try_acquire(tenant="acme", host="c.example"):
                 assert not has_place("acme", "d.example"), "the tenant's first delivery still runs"
+
+
+def test_a_delivery_that_has_ended_holds_its_places_until_the_last_of_its_lookups_has_ended() -> None:
+    """A lookup that runs on holds a thread that the deliveries of all tenants use."""
+    limits = DeliveryLimits(per_tenant=1, per_host=1)
+    lookups: list[Future[Any]] = []
+
+    def has_place(tenant: str, host: str) -> bool:
+        with limits.try_acquire(tenant=tenant, host=host) as acquired:
+            return acquired
+
+    with limits.try_acquire(tenant="acme", host="a.example", lookups=lookups):
+        lookups += [Future(), Future()]
+    for lookup in reversed(lookups):
+        assert not has_place("acme", "b.example")
+        assert not has_place("rival", "a.example")
+        assert has_place("rival", "b.example")
+        lookup.set_result(None)
+    assert has_place("acme", "a.example")
 
 
 def test_a_refused_delivery_is_tried_ten_times_in_three_days() -> None:
