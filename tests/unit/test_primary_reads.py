@@ -17,6 +17,7 @@ from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.worker.attempts.inline import InlineAttempt
 from leasehold.worker.attempts.inputs import sources_of
+from leasehold.worker.attempts.primary import primary_connection
 from leasehold.worker.attempts.workflows import _Port
 from leasehold.worker.leases.held_lease import HeldLease
 
@@ -157,3 +158,20 @@ async def test_nobody_waits_for_the_server_beyond_the_lease() -> None:
         await port_of(Servers(None), trusted=False).signal("go", 6)
     with pytest.raises(LeaseLost):
         await attempt_of(Servers(server(standby=True)), trusted=False).note()
+
+
+async def test_a_handler_that_was_given_up_while_it_waited_for_a_connection_gets_none() -> None:
+    """Nobody would cut it any more, and the pool would lack it for as long as the handler runs on."""
+    servers, held = Servers(server({"value": 1})), held_by()
+    acquire = servers.acquire
+
+    async def acquire_late() -> Any:
+        held.give_up()
+        return await acquire()
+
+    servers.acquire = acquire_late  # type: ignore[method-assign]
+    pool: Any = servers
+    with pytest.raises(LeaseLost):
+        async with primary_connection(pool, held):
+            raise AssertionError("the handler has a connection")
+    assert servers.all_returned()

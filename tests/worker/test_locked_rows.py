@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db import log_reads
-from leasehold.db.database import connect
+from leasehold.db.database import connect, connected
 from leasehold.db.log_reads import LogFilter
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
@@ -21,6 +21,7 @@ from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.log_and_stream import LogAndStreamWriters
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from tests.factories import Rows
+from tests.support.lock_waits import until_waiting
 from tests.worker.conftest import SECONDS
 
 
@@ -59,6 +60,28 @@ async def test_the_claim_of_another_job_does_not_wait(settings: Settings, rows: 
     heartbeat: Any = SimpleNamespace(holds=lambda _task: False, record_lost_answer=lambda: None)
     batcher = ClaimBatcher(hasty(settings), rows.terms, heartbeat, 64)
     await check(settings, rows, job_ids, lambda number: batcher.claim(tasks[number]), batcher)
+
+
+async def test_a_claim_that_waits_for_a_lock_ends_with_its_worker_and_its_hint_is_left_to_others(
+    settings: Settings, rows: Rows
+) -> None:
+    """Else PostgreSQL would give the task to the worker once the lock is gone, when the worker has ended."""
+    (announced,) = await rows.submit()
+    task_id = announced.hint.task_id
+    heartbeat: Any = SimpleNamespace(holds=lambda _task: False, record_lost_answer=lambda: None)
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat, 64)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with connected(settings, "test") as other, other.transaction():
+        await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", (await rows.task(task_id))["job_id"])
+        claiming = asyncio.create_task(batcher.claim(task_id))
+        batcher.start()
+        await until_waiting(rows.connection)
+        await batcher.close()
+        await asyncio.wait({claiming}, timeout=SECONDS)
+        assert await rows.connection.fetchval(waiting) == 0
+    assert claiming.cancelled()  # after an error, the slot pool would acknowledge the hint
+    task = await rows.task(task_id)
+    assert (task["status"], task["lease_owner"], task["epoch"]) == ("pending", None, 0)
 
 
 async def test_the_journal_of_another_workflow_does_not_wait(settings: Settings, rows: Rows) -> None:

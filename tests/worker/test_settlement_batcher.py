@@ -113,6 +113,7 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     assert [answer.verdict for answer in answers] == [
         Verdict.LOST if state is None else Verdict.SETTLED for state in settled_as
     ]
+    assert [answer.is_dead_letter for answer in answers] == [state == "failed" for state in settled_as]
     rows_say = [(await rows.task(lease.task_id))["status"] for lease in (failed, done, cancelled, released, lost)]
     assert rows_say == ["retry", "succeeded", "cancelled", "pending", "running"]
     written = await rows.connection.fetch("SELECT id, task_id FROM outbox")

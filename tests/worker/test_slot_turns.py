@@ -177,6 +177,19 @@ async def test_after_a_poll_that_failed_hints_go_on_and_the_next_poll_is_the_reg
         assert list(stage.running) == ["polled"]
 
 
+async def test_the_log_names_the_unforeseen_error_of_a_poll(stages: Any) -> None:
+    """Perhaps every poll fails: then hints still start tasks, and no retry does."""
+
+    def fail() -> Polled:
+        raise asyncpg.InsufficientPrivilegeError("permission denied for table task")
+
+    with structlog.testing.capture_logs() as lines:
+        async with stages(1, found=(fail,)):
+            pass
+    errors = [(line["log_level"], line["error"]) for line in lines if "error" in line]
+    assert errors == [("error", "InsufficientPrivilegeError")]
+
+
 async def test_a_task_held_back_for_an_attempt_that_ended_meanwhile_is_polled_for_again_at_once(stages: Any) -> None:
     async with stages(2, found=(Polled([task("A", was="retry")], held_back=True),)) as stage:
         stage.found = [Polled([], held_back=True), Polled([task("B", was="retry")])]

@@ -14,9 +14,10 @@ from uuid import UUID
 import pytest
 
 from leasehold.db import run_reads
-from leasehold.db.database import Connection, connect, make_pool
+from leasehold.db.database import Connection, connect, connected, make_pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.exporter.jobs import OUTCOMES
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
@@ -258,6 +259,45 @@ async def test_at_the_end_of_a_worker_only_its_own_tasks_are_given_back_and_thos
     states = [(await rows.task(claimed.lease.task_id))["status"] for claimed in (running, cancelled, of_another)]
     assert states == ["pending", "cancelled", "running"]
     assert (await rows.job(cancelled.job_id))["status"] == "cancelled"
+
+
+async def test_a_job_that_ends_with_its_worker_is_counted(settings: Settings, rows: Rows) -> None:
+    """An alert compares the outcomes. The job is being cancelled, and its last attempt ends with the worker."""
+    await rows.leased()
+    cancelled = await rows.leased()
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="r", by="b")
+    counter = OUTCOMES.labels("cancelled")
+    before = counter.value
+    async with (
+        make_pool(settings, "test", 2) as pool,
+        registration.registered(pool, Registration(rows.terms.owner, ["default"])),
+    ):
+        pass
+    assert (await rows.job(cancelled.job_id))["status"] == "cancelled"
+    assert counter.value == before + 1
+
+
+async def test_a_worker_that_ends_pauses_before_it_tries_again_to_release_a_locked_task(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL would answer thousands of queries meanwhile, of each worker that ends."""
+    tries: list[set[UUID]] = []
+
+    async def note_and_release(
+        connection: Connection, worker: UUID, tasks: Mapping[UUID, int]
+    ) -> tuple[dict[UUID, int], list[JobEnded]]:
+        tries.append(set(tasks))
+        return await release_unlocked(connection, worker, tasks)
+
+    monkeypatch.setattr(registration, "release_unlocked", note_and_release)
+    monkeypatch.setattr(registration, "_LOCKED_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(registration, "_RELEASE_SECONDS", 0.5)
+    locked, free = (await rows.leased()).lease, (await rows.leased()).lease
+    async with connected(settings, "test") as other, other.transaction(), make_pool(settings, "test", 2) as pool:
+        await other.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", locked.task_id)
+        async with registration.registered(pool, Registration(rows.terms.owner, ["default"])):
+            pass
+    assert tries == [{locked.task_id, free.task_id}]
 
 
 async def test_a_task_whose_job_is_locked_for_a_moment_at_the_end_of_its_worker_is_given_back_too(

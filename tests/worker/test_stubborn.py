@@ -188,6 +188,20 @@ async def test_a_handler_that_is_given_up_loses_each_connection_also_beside_some
     assert all(connection.is_cut or connection.has_ended for connection in connections)
 
 
+async def test_a_connection_that_a_handler_has_returned_is_not_cut_when_the_handler_is_given_up(
+    attempt: Stubborn,
+) -> None:
+    """Another attempt may have it by then."""
+    returned: Any = Lent(has_ended=False)
+    kept: Any = Lent(has_ended=False)
+    for connection in (returned, kept):
+        attempt.held.borrow(connection)
+    attempt.held.give_back(returned)
+    assert await attempt.stopped(attempt.runner.release) == Release(attempt.claimed.lease)
+    attempt.go_on.set()
+    assert (returned.is_cut, kept.is_cut) == (False, True)
+
+
 async def test_what_a_handler_that_was_given_up_raises_later_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     raised = asyncio.Event()
 
