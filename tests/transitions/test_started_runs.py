@@ -31,7 +31,7 @@ from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 from tests.transitions.test_fencing import WRONG
 from tests.transitions.test_limits_beside_others import wait_for_no_lock
-from tests.transitions.test_workflows import is_due, step, suspended, wait
+from tests.transitions.test_workflows import is_due, step, suspended, table, wait
 
 #: No client may cancel a run of it.
 UNCANCELABLE = Pipeline("kept", module="tests.factories", steps=[Step("only")], terms=RunTerms(cancelable=False))
@@ -75,10 +75,6 @@ async def ended(rows: Rows, *, succeeds: bool = True) -> UUID:
 
 async def cancel(rows: Rows, job_id: UUID) -> None:
     await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
-
-
-async def table(rows: Rows, name: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in await rows.connection.fetch(f"SELECT * FROM {name} x ORDER BY x::text")]
 
 
 async def journal(rows: Rows, workflow: Claimed) -> dict[int, dict[str, Any]]:
@@ -213,9 +209,11 @@ async def test_a_workflow_that_retries_the_run_of_its_step_does_not_deadlock_wit
 async def test_workflows_start_runs_at_one_limit_without_waiting_for_each_other(rows: Rows, another: Open) -> None:
     first, second, third = [await rows.leased() for _ in range(3)]
     await do_step(rows, first, new_id())
+    other = (await another()).connection
+    await other.execute("SET lock_timeout = '5 s'")  # a wait for the second start would be one without end
     async with rows.connection.transaction():
         await do_step(rows, second, new_id())
-        created = await do_step(rows, third, new_id(), connection=(await another()).connection)
+        created = await do_step(rows, third, new_id(), connection=other)
     assert created is not None
     assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE held") == 3
 
