@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from uuid import UUID, uuid4
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Snoozing, Suspending, Verdict
-from leasehold.transitions.workflows import children, recording
+from leasehold.transitions.workflows import children, reading, recording
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
 from tests.factories import ONE, Rows, assert_history
 from tests.transitions.test_workflows import step, suspended, wait
@@ -46,6 +47,30 @@ async def test_the_cancel_makes_the_workflow_due_with_a_hint_and_ends_its_steps(
     await settlements.acknowledge_cancel(rows.connection, [claimed.lease])
     assert await status(rows, workflow) == ("cancelled", "cancelled")
     await assert_history(rows, workflow.job_id)
+
+
+async def test_a_workflow_that_has_recorded_a_call_sees_the_cancel_although_it_waits_for_its_next_attempt(
+    rows: Rows,
+) -> None:
+    """It has something to undo, also if nothing has failed before the call."""
+    workflow = await rows.leased()
+    call = Call("", 1, "call", "do", "done", {"value": 1})
+    await recording.record(rows.connection, [Recording(workflow.lease, (call,))])
+    await settlements.fail(rows.connection, [settlements.Failure(workflow.lease, "error", "e", "m", True, 60.0)])
+    cancels = await cancel(rows, workflow.job_id)
+    assert (cancels.states, len(cancels.hints)) == ({workflow.job_id: "cancel_requested"}, 1)
+    (claimed,) = await rows.claim_all()
+    assert (claimed.lease.task_id, claimed.cancelling) == (workflow.lease.task_id, True)
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_workflow_reads_in_its_journal_when_the_cancel_was_requested(rows: Rows) -> None:
+    workflow = await rows.leased()
+    assert (await reading.read(rows.connection, workflow.lease)).cancelled_at is None
+    await cancel(rows, workflow.job_id)
+    requested = (await rows.job(workflow.job_id))["cancel"]["at"]
+    journal = await reading.read(rows.connection, workflow.lease)
+    assert journal.cancelled_at == datetime.fromisoformat(requested)
 
 
 async def test_a_hint_claims_it_too(rows: Rows) -> None:

@@ -5,19 +5,23 @@ an end, which runs are cancelled with their workflow, and which rows of the jour
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from leasehold.app.writing import template_version_of
+from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
-from leasehold.transitions import concurrency, jobs, limits, settlements, sweeps
+from leasehold.transitions import concurrency, jobs, limits, runs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
+from leasehold.transitions.limits import TenantRules
 from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.settlements import Completion, Failure, Snoozing, Suspending
 from leasehold.transitions.workflows import children, recording
@@ -28,7 +32,7 @@ from tests.transitions.conftest import Open
 from tests.transitions.test_fencing import WRONG
 from tests.transitions.test_limits_beside_others import wait_for_no_lock
 from tests.transitions.test_retried_jobs import subscribe
-from tests.transitions.test_workflows import is_due, step, suspended, wait
+from tests.transitions.test_workflows import is_due, step, suspended, table, wait
 
 #: No client may cancel a run of it.
 UNCANCELABLE = Pipeline("kept", module="tests.factories", steps=[Step("only")], terms=RunTerms(cancelable=False))
@@ -72,10 +76,6 @@ async def ended(rows: Rows, *, succeeds: bool = True) -> UUID:
 
 async def cancel(rows: Rows, job_id: UUID) -> None:
     await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
-
-
-async def table(rows: Rows, name: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in await rows.connection.fetch(f"SELECT * FROM {name} x ORDER BY x::text")]
 
 
 async def journal(rows: Rows, workflow: Claimed) -> dict[int, dict[str, Any]]:
@@ -162,6 +162,87 @@ async def test_a_run_in_place_of_a_step_waits_at_the_limits_of_its_task_alone_an
         assert (await rows.job(new.id))["notify"] == is_reported
 
 
+#: Its runs wait at a limit of their own.
+LIMITED = Pipeline("limited", module="tests.factories", steps=[Step("only")])
+LIMITED.limits = (PipelineLimit(1),)
+
+
+async def do_step(
+    rows: Rows, workflow: Claimed, child: UUID, *, again: bool = False, connection: Connection | None = None
+) -> CreatedRuns | None:
+    """Start, or start again, a run that does the work of a step."""
+    new = NewRun(template_version_of(LIMITED), "t", {}, id=child)
+    call = Call("", 1, "start", "limited#1", child=child)
+    end = Call("1/", 1, "result", "limited#1", child=child)
+    connection = connection or rows.connection
+    async with connection.transaction():
+        return await children.start(connection, workflow.lease, call, new, end, again=again)
+
+
+async def failed_step(rows: Rows) -> tuple[Claimed, UUID]:
+    """A workflow that failed with the run that does the work of its step, and that is retried and runs now."""
+    workflow, child = await rows.leased(), new_id()
+    created = await do_step(rows, workflow, child)
+    assert created is not None
+    await concurrency.admit(rows.connection, created.limits)
+    for claimed in (*await rows.claim_all(), workflow):
+        await fail(rows, claimed)
+    assert [(await rows.job(job_id))["status"] for job_id in (child, workflow.job_id)] == ["failed"] * 2
+    assert await jobs.replay(rows.connection, workflow.job_id, "t") is not None
+    (workflow,) = await rows.claim_all()
+    return workflow, child
+
+
+async def test_a_retried_workflow_retries_the_run_of_its_step_once_and_waits_for_it(rows: Rows) -> None:
+    """The run waits at its limits again. Once somebody else has retried it, the workflow only waits for it."""
+    for retried_by_others in (False, True):
+        workflow, child = await failed_step(rows)
+        if retried_by_others:
+            assert await jobs.replay(rows.connection, child, "t") is not None
+        created = await do_step(rows, workflow, child, again=True)
+        name = [(limit.tenant_id, limit.key) for limit in limits_of_step(child)]
+        assert created == CreatedRuns([], [] if retried_by_others else name)
+        job = await rows.job(child)
+        assert (job["status"], job["held"]) == (("queued", False) if retried_by_others else ("pending", True))
+        entries = await rows.connection.fetch(
+            "SELECT kind, state, child_id FROM journal WHERE job_id = $1 ORDER BY branch", workflow.job_id
+        )
+        assert [tuple(row) for row in entries] == [("start", "open", child), ("result", "open", child)]
+        await rows.connection.execute("DELETE FROM job")
+
+
+def limits_of_step(child: UUID) -> Sequence[ConcurrencyLimit]:
+    new = NewRun(template_version_of(LIMITED), "t", {}, id=child, is_step=True)
+    return runs.limits_of(new, TenantRules([], False))
+
+
+async def test_a_workflow_that_retries_the_run_of_its_step_does_not_deadlock_with_a_run_that_replaces_the_workflow(
+    rows: Rows, another: Open
+) -> None:
+    """The run that replaces it locks its limits first, and then cancels the workflow."""
+    workflow, child = await failed_step(rows)
+    other = (await another()).connection
+    async with rows.connection.transaction():
+        await concurrency.lock_limits(rows.connection, limits_of_step(child))
+        starting = asyncio.create_task(do_step(rows, workflow, child, again=True, connection=other))
+        await until_waiting(rows.connection)
+        await rows.connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", workflow.job_id)
+    assert await starting is not None
+    assert (await rows.job(child))["held"]
+
+
+async def test_workflows_start_runs_at_one_limit_without_waiting_for_each_other(rows: Rows, another: Open) -> None:
+    first, second, third = [await rows.leased() for _ in range(3)]
+    await do_step(rows, first, new_id())
+    other = (await another()).connection
+    await other.execute("SET lock_timeout = '5 s'")  # a wait for the second start would be one without end
+    async with rows.connection.transaction():
+        await do_step(rows, second, new_id())
+        created = await do_step(rows, third, new_id(), connection=other)
+    assert created is not None
+    assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE held") == 3
+
+
 # --- the wake
 
 
@@ -216,6 +297,42 @@ async def test_a_workflow_that_another_transaction_has_locked_is_woken_in_the_ne
     assert len(await children.wake_waiting(rows.connection)) == 1
 
 
+@dataclass
+class Meanwhile:
+    """A connection. Something happens after its first query, which locks the workflows that are to be woken."""
+
+    connection: Connection
+    happens: Callable[[], Awaitable[object]] | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    async def fetch(self, *arguments: Any) -> Any:
+        found = await self.connection.fetch(*arguments)
+        if self.happens is not None:
+            happens, self.happens = self.happens, None
+            await happens()
+        return found
+
+
+async def test_a_workflow_whose_run_is_retried_just_before_the_wake_waits_for_the_next_end_of_the_run(
+    rows: Rows, another: Open
+) -> None:
+    """A workflow that runs has an ended run, too, which is no reason to wake this one."""
+    retried, over = await ended(rows, succeeds=False), await ended(rows)
+    await running(rows, result(1, over))
+    workflow = await suspended(rows, result(1, retried), wait(2))
+    other = (await another()).connection
+    meanwhile = Meanwhile(rows.connection, lambda: jobs.replay(other, retried, "t"))
+    assert await children.wake_waiting(cast("Connection", meanwhile)) == []
+    assert meanwhile.happens is None
+    assert not await is_due(rows, workflow)
+    (claimed,) = await rows.claim_all()
+    assert claimed.job_id == retried
+    await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    assert len(await children.wake_waiting(rows.connection)) == 1
+
+
 # --- the cancel
 
 
@@ -258,23 +375,39 @@ async def test_the_runs_of_a_workflow_that_ends_without_success_are_cancelled_an
 
 
 async def test_a_call_is_closed_once_neither_the_workflow_nor_its_end_needs_the_run(rows: Rows) -> None:
-    """A failed run may be retried, and must then be cancelled with its workflow; a result may be read once more."""
-    runs = [await ended(rows), await ended(rows, succeeds=False), (await rows.leased()).job_id]
-    calls = [call(2 * n + m, run) for n, run in enumerate(runs) for m, call in enumerate((start, result))]
-    read = [result(7, runs[0], "failed"), result(8, runs[0], "timed_out")]
-    succeeded, failed, goes_on = [await running(rows, *calls, *read, wait(9)) for _ in range(3)]
+    """A failed run may be retried, and must then be cancelled with its workflow; a result may be read once more. Only a
+    failed workflow can be retried: the retry finds its calls by their mark.
+    """
+    awaited = [await ended(rows), await ended(rows, succeeds=False), (await rows.leased()).job_id]
+    calls = [call(2 * n + m, run) for n, run in enumerate(awaited) for m, call in enumerate((start, result))]
+    read = [result(7, awaited[0], "failed"), result(8, awaited[0], "timed_out")]
+    others = [Call("1.0/", n, "result", "one", child=awaited[2]) for n in range(5)]
+    workflows = [await running(rows, *calls, *read, wait(9), *others) for _ in range(4)]
+    succeeded, failed, cancelled, _ = workflows
     await settlements.complete(rows.connection, [Completion(succeeded.lease)])
     await fail(rows, failed)
-    closed: dict[str, list[int]] = {}
-    before = [await journal(rows, workflow) for workflow in (succeeded, failed, goes_on)]
+    await cancel(rows, cancelled.job_id)
+    await settlements.acknowledge_cancel(rows.connection, [cancelled.lease])
+    closed: dict[str, list[tuple[str, int]]] = {}
+    before = await table(rows, "journal")
     await children.close_calls(rows.connection)
-    for workflow, entries in zip((succeeded, failed, goes_on), before, strict=True):
-        after = await journal(rows, workflow)
-        changed = [number for number in entries if after[number] != entries[number]]
-        without_mark = {number: row | {"value": None} for number, row in after.items()}
-        assert without_mark == entries | {number: entries[number] | {"state": "done"} for number in changed}
-        closed[(await rows.job(workflow.job_id))["status"]] = sorted(changed)
-    assert closed == {"succeeded": [0, 1, 2, 3, 4, 5], "failed": [0, 1, 2, 3], "running": []}
+    after = {(row["job_id"], row["branch"], row["number"]): row for row in await table(rows, "journal")}
+    for workflow in workflows:
+        status = (await rows.job(workflow.job_id))["status"]
+        entries = [row for row in before if row["job_id"] == workflow.job_id]
+        changed = [row for row in entries if after[row["job_id"], row["branch"], row["number"]] != row]
+        for row in changed:
+            mark = {"closed": True} if (status, row["kind"]) == ("failed", "start") else None
+            assert after[row["job_id"], row["branch"], row["number"]] == row | {"state": "done", "value": mark}
+        closed[status] = sorted((row["branch"], row["number"]) for row in changed)
+    unneeded = [("", n) for n in range(4)]
+    needed_by_a_live_workflow_alone = [("", 4), ("", 5), *(("1.0/", n) for n in range(5))]
+    assert closed == {
+        "succeeded": unneeded + needed_by_a_live_workflow_alone,
+        "failed": unneeded,
+        "cancelled": unneeded,
+        "running": [],
+    }
 
 
 @pytest.mark.parametrize("suspends", [False, True])
@@ -282,17 +415,23 @@ async def test_the_record_of_a_result_closes_the_call_that_started_the_run_and_n
     rows: Rows, *, suspends: bool
 ) -> None:
     """A failed run may be retried: its call gets a mark, and stays open. So do the calls of runs of which the workflow
-    reads nothing now, and those of other workflows, also if they started the run.
+    reads nothing now, and those of other workflows, also if they started the run, or have a call at the same place. A
+    detached run keeps its call, and another wait for it stays open. A wait that ends by a cancel has no result.
     """
-    read, other, unread, broken, foreign = [await ended(rows, succeeds=n != 3) for n in range(5)]
-    await running(rows, start(2, foreign), start(1, unread), result(5, read))
+    read, other, unread, broken, foreign, detached = [await ended(rows, succeeds=n not in (3, 5)) for n in range(6)]
+    places = [Call("1.0/", n, "result", "one", child=unread) for n in (6, 7)]
+    await running(rows, start(2, foreign), start(1, unread), result(5, read), *places)
     starts = [start(n, run) for n, run in enumerate((read, other, unread, broken), 1)]
     starts += [Call("1.0/", n, "start", "one", child=unread) for n in (1, 4)]
+    starts.append(start(11, detached, "done"))
     awaits = [Call("1.0/", 6, "result", "one", child=read), Call("1.0/", 7, "result", "one", child=broken)]
     awaits += [result(5, other), result(6, other), result(7, unread), result(8, foreign)]
+    awaits += [result(12, detached), result(13, detached), result(14, read)]
     own = await running(rows, *starts, *awaits, wait(9))
     before = await table(rows, "journal")
     ends = [
+        result(14, read, "cancelled"),
+        Call("", 13, "result", "one", "failed", {"code": "c", "message": "m"}),
         Call("1.0/", 6, "result", "one", "done", {"value": 1, "at": "2026-01-01T00:00:00+00:00"}),
         Call("1.0/", 7, "result", "one", "failed", {"code": "c", "message": "m"}),
         Call("", 8, "result", "one", "done", {"value": None, "at": "2026-01-01T00:00:00+00:00"}),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
-from uuid import uuid4
+from typing import Any, cast
+from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
+from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, LeaseLost, NotFound, TooMany
 from leasehold.domain.ids import new_id
@@ -51,6 +54,10 @@ async def is_due(rows: Rows, workflow: Claimed) -> bool:
             workflow.lease.task_id,
         )
     )
+
+
+async def table(rows: Rows, name: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in await rows.connection.fetch(f"SELECT * FROM {name} x ORDER BY x::text")]
 
 
 async def children(rows: Rows) -> list[Claimed]:
@@ -282,7 +289,73 @@ async def test_a_run_takes_so_many_signals_and_none_when_it_has_ended(rows: Rows
             await signals.send(rows.connection, workflow.job_id, "another tenant", "go", 1, at_most=3)
 
 
-WRONG = {
+async def test_a_run_that_is_being_cancelled_takes_no_signal(rows: Rows) -> None:
+    workflow = await suspended(rows, wait(1))
+    await jobs.request_cancel(rows.connection, [workflow.job_id], "t", reason="r", by="b")
+    with pytest.raises(Conflict, match="is being cancelled"):
+        await _send(rows, workflow)
+    assert await table(rows, "signal") == []
+
+
+async def test_a_signal_wakes_the_workflow_of_its_own_run_and_touches_no_other_task(rows: Rows) -> None:
+    """Neither another workflow that waits for a signal of this name or runs, nor a step that the workflow has started.
+    Signals to other runs do not count.
+    """
+    own = await suspended(rows, wait(1), step(2), ends=1)
+    assert len(await children(rows)) == 1
+    await suspended(rows, wait(1))
+    await _send(rows, await rows.leased())
+    tasks = await table(rows, "task")
+    (hint,) = await _send(rows, own, at_most=1)
+    assert hint.hint.task_id == own.lease.task_id
+    assert await is_due(rows, own)
+    (task,) = [row for row in tasks if row["id"] == own.lease.task_id]
+    woken = await rows.task(own.lease.task_id)
+    assert woken == task | {"news": task["news"] + 1, "wake_at": None, "available_at": woken["available_at"]}
+    assert [row["id"] for row in await table(rows, "task") if row not in tasks] == [own.lease.task_id]
+    with pytest.raises(NotFound):
+        await signals.send(rows.connection, uuid4(), "t", "go", 1, at_most=9)
+
+
+async def test_a_signal_for_which_the_workflow_does_not_wait_wakes_nobody(rows: Rows) -> None:
+    """The wait for it has ended, another run waits for it, or a call of another kind has its name."""
+    await suspended(rows, wait(1))
+    calls = (wait(1, "other"), Call("", 2, "signal", "go", "timed_out"), Call("", 3, "result", "go", child=uuid4()))
+    own = await suspended(rows, *calls)
+    tasks = await table(rows, "task")
+    assert await _send(rows, own) == []
+    assert await table(rows, "task") == tasks
+
+
+async def test_the_open_waits_of_a_run_are_read_with_the_schema_of_the_first_for_each_name(rows: Rows) -> None:
+    """Neither those of another run, nor those that have ended, nor calls of another kind. Nobody else reads them."""
+
+    def asks(branch: str, number: int, name: str, schema: Any, *, kind: str = "signal", state: str = "open") -> Call:
+        return Call(branch, number, kind, name, state, {"schema": schema})
+
+    await suspended(rows, asks("", 0, "go", {"const": "another run"}), asks("", 1, "other", {"const": "another run"}))
+    own = await suspended(
+        rows,
+        asks("", 1, "go", {"const": "ended"}, state="done"),
+        asks("", 2, "go", {"const": "of another kind"}, kind="result"),
+        asks("", 3, "go", {"type": "integer"}),
+        asks("", 4, "past", {"const": "ended"}, state="timed_out"),
+        asks("1.0/", 1, "go", {"type": "string"}),
+        wait(5, "any"),
+    )
+    waits = await signals.waits_of(rows.connection, own.job_id, "t")
+    assert [(one["name"], one["schema"], one["branch"], one["number"], one["epoch"]) for one in waits] == [
+        ("any", None, "", 5, 1),
+        ("go", {"type": "integer"}, "", 3, 1),
+    ]
+    names = ("go", "any", "past", "other")
+    schemas = [await signals.schema_of(rows.connection, own.job_id, "t", name) for name in names]
+    assert schemas == [{"type": "integer"}, None, None, None]
+    assert await signals.waits_of(rows.connection, own.job_id, "another tenant") == []
+    assert await signals.schema_of(rows.connection, own.job_id, "another tenant", "go") is None
+
+
+WRONG: dict[str, Callable[[Lease], Lease]] = {
     "an older epoch": lambda lease: stale(lease, epoch=lease.epoch - 1),
     "another owner": lambda lease: stale(lease, owner=uuid4()),
     "an unknown task": lambda lease: stale(lease, task_id=uuid4()),
@@ -292,7 +365,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_zombie_writes_nothing_to_the_journal_and_reads_nothing(rows: Rows, wrong: str) -> None:
     workflow = await rows.leased()
-    lease: Lease = WRONG[wrong](workflow.lease)
+    lease = WRONG[wrong](workflow.lease)
     answers, hints = await recording.record(rows.connection, [Recording(lease, (step(1), wait(2)))])
     assert (answers[lease.task_id].committed, hints) == (False, [])
     with pytest.raises(LeaseLost):
@@ -314,6 +387,16 @@ async def test_a_row_with_a_result_never_changes_and_a_repeated_write_starts_not
     await assert_history(rows, workflow.job_id)
 
 
+async def test_each_step_that_a_running_workflow_starts_has_a_hint_and_counts_in_its_own_run(rows: Rows) -> None:
+    workflows = [await rows.leased() for _ in range(3)]
+    calls = [tuple(step(number) for number in range(count)) for count in range(3)]
+    batch = [Recording(workflow.lease, made) for workflow, made in zip(workflows, calls, strict=True)]
+    _, hints = await recording.record(rows.connection, batch)
+    assert {hint.hint.task_id for hint in hints} == {call.child for made in calls for call in made}
+    assert len(hints) == 3
+    assert [(await rows.job(workflow.job_id))["steps_left"] for workflow in workflows] == [1, 2, 3]
+
+
 async def test_a_later_attempt_leaves_a_wait_as_it_was_first_recorded(rows: Rows) -> None:
     """The place and the epoch identify the wait for those who may end it."""
     workflow = await suspended(rows, replace(wait(1), value={"schema": {"type": "string"}}), delay=0.0)
@@ -331,6 +414,107 @@ async def test_a_workflow_consumes_only_signals_to_its_own_run(rows: Rows) -> No
     taken = Call("", 1, "signal", "go", "done", {"value": 1}, signal=signal.id)
     await recording.record(rows.connection, [Recording(own.lease, (taken,))])
     assert (await reading.read(rows.connection, other.lease)).signals == [signal]
+
+
+async def test_a_workflow_reads_the_signals_to_its_own_run_while_it_has_the_lease(rows: Rows) -> None:
+    """The same worker has the lease of another workflow, to which an older signal of this name has come."""
+    other, own = [await rows.leased() for _ in range(2)]
+    for workflow in (other, own):
+        await _send(rows, workflow)
+    (sent,) = await rows.connection.fetch("SELECT id FROM signal WHERE job_id = $1", own.job_id)
+    for places in (None, [("", 1)]):
+        (journal,) = await reading.read_each(rows.connection, [reading.Reading(own.lease, places)])
+        assert journal is not None
+        assert [signal.id for signal in journal.signals] == [sent["id"]]
+    signal = await reading.read_signal(rows.connection, own.lease, "go", 0)
+    assert signal is not None
+    assert signal.id == sent["id"]
+    for wrong in WRONG.values():
+        assert await reading.read_signal(rows.connection, wrong(own.lease), "go", 0) is None
+
+
+async def test_a_journal_belongs_to_one_workflow_of_its_run(rows: Rows) -> None:
+    """Another step of the run that is a workflow, too, is told so before it makes its first call."""
+    await rows.submit(Pipeline("two", module="", steps=[Step("a"), Step("b", needs=())]))
+    first, second = await rows.claim_all()
+    stranger = await rows.leased()
+
+    async def is_of_other_step() -> list[bool]:
+        journals = [await reading.read(rows.connection, one.lease) for one in (first, second, stranger)]
+        return [journal.is_of_other_step for journal in journals]
+
+    assert await is_of_other_step() == [False, False, False]
+    await recording.record(rows.connection, [Recording(first.lease, (wait(1),))])
+    assert await is_of_other_step() == [False, True, False]
+
+
+async def attempt(rows: Rows, task_id: UUID | None, *, code: str | None = None, value: Any = None) -> None:
+    """An attempt of this step, which fails with the code, or succeeds with the value."""
+    assert task_id is not None
+    (claimed,) = await claims.claim(rows.connection, rows.terms, [task_id])
+    if code is None:
+        await settlements.complete(rows.connection, [Completion(claimed.lease, value={"value": value})])
+    else:
+        await settlements.fail(rows.connection, [Failure(claimed.lease, "error", code, f"was {code}", True, 0.0)])
+
+
+async def run_with_step(rows: Rows, value: Any, tenant: str = "t") -> UUID:
+    """A run that has succeeded with the value. Its workflow has started a step."""
+    workflow, call = await rows.leased(tenant=tenant), step(1)
+    await settlements.suspend(rows.connection, [Suspending(workflow.lease, (call,), 0, 1)])
+    await attempt(rows, call.child, value="of its step")
+    await attempt(rows, workflow.lease.task_id, value=value)
+    return workflow.job_id
+
+
+async def test_a_journal_has_each_step_and_each_awaited_run_as_it_is_now(rows: Rows) -> None:
+    """With the error of the last attempt, or the reason of the cancel. The start of a run tells nothing of the run. Of
+    a deleted run there is nothing to tell, and another tenant's run is as if deleted. Another workflow has calls at the
+    same places, and another step has failed more often.
+    """
+    places = [("", number) for number in range(1, 10)]
+    stranger = await rows.leased()
+    calls = tuple(Call("", number, "call", "f", "done", {"value": "foreign"}) for _, number in places)
+    await recording.record(rows.connection, [Recording(stranger.lease, calls)])
+    (hint,) = await rows.submit()
+    for _ in range(3):
+        await attempt(rows, hint.hint.task_id, code="foreign")
+    (hint,) = await rows.submit()
+    failed = (await rows.task(hint.hint.task_id))["job_id"]
+    for code in ("one", "two", "three"):
+        await attempt(rows, hint.hint.task_id, code=code)
+    cancelled = await rows.leased()
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="not needed", by="b")
+    await settlements.acknowledge_cancel(rows.connection, [cancelled.lease])
+    steps = [step(1, attempts=2), step(2, attempts=2), step(3)]
+    awaited = [await run_with_step(rows, 5), failed, cancelled.job_id, await run_with_step(rows, 8, "u"), uuid4()]
+    ends = [Call("", number, "result", "one", child=run) for number, run in enumerate(awaited, 5)]
+    own = await rows.leased()
+    made = (*steps, Call("", 4, "start", "one", child=failed), *ends)
+    await recording.record(rows.connection, [Recording(own.lease, made)])
+    await attempt(rows, steps[0].child, code="early")
+    await attempt(rows, steps[0].child, value=1)
+    for code in ("early", "late"):
+        await attempt(rows, steps[1].child, code=code)
+    readings = [reading.Reading(own.lease), reading.Reading(own.lease, places)]
+    for journal in (
+        *await reading.read_each(rows.connection, readings),
+        await reading.read(rows.connection, own.lease),
+        await reading.read(rows.connection, own.lease, places),
+    ):
+        assert journal is not None
+        entries = [(one.number, one.child, one.status, one.value, one.code, one.message) for one in journal.entries]
+        assert entries == [
+            (1, steps[0].child, "succeeded", {"value": 1}, None, None),
+            (2, steps[1].child, "failed", None, "late", "was late"),
+            (3, steps[2].child, "pending", None, None, None),
+            (4, failed, None, None, None, None),
+            (5, awaited[0], "succeeded", {"value": 5}, None, None),
+            (6, failed, "failed", None, "three", "was three"),
+            (7, cancelled.job_id, "cancelled", None, None, "not needed"),
+            (8, awaited[3], None, None, None, None),
+            (9, awaited[4], None, None, None, None),
+        ]
 
 
 async def test_a_journal_tells_for_how_long_each_call_waits_yet(rows: Rows) -> None:
@@ -382,15 +566,18 @@ async def test_a_run_that_is_being_cancelled_records_and_starts_nothing(rows: Ro
 
 
 async def test_progress_forgives_what_the_worker_lost_before(rows: Rows) -> None:
-    workflow = await rows.leased()
-    for verb in ("record", "suspend"):
-        await rows.connection.execute("UPDATE task SET losses = 3, errors = 1 WHERE id = $1", workflow.lease.task_id)
+    """It forgives nothing to another workflow."""
+    workflow, other = await rows.leased(), await rows.leased()
+    for verb, losses, errors in (("record", 3, 1), ("record", 1, 0), ("record", 0, 1), ("suspend", 3, 1)):
+        await rows.connection.execute("UPDATE task SET losses = $1, errors = $2", losses, errors)
+        before = await rows.task(other.lease.task_id)
         if verb == "record":
             await recording.record(rows.connection, [Recording(workflow.lease, (wait(1),))])
         else:
             await settlements.suspend(rows.connection, [Suspending(workflow.lease, (), 0)])
         row = await rows.task(workflow.lease.task_id)
         assert (row["losses"], row["errors"]) == (0, 0)
+        assert await rows.task(other.lease.task_id) == before
 
 
 @pytest.mark.parametrize(
@@ -605,6 +792,60 @@ async def test_short_journals_are_read_together_and_a_long_one_says_that_it_is_c
         whole = await reading.read(rows.connection, workflow.lease)
         assert [entry.number for entry in whole.entries] == list(range(1, size + 1))
         assert (whole.is_cut, journal.is_cut or journal.entries == whole.entries) == (False, True)
+
+
+async def test_readings_of_one_round_trip_each_get_their_own_journal(rows: Rows) -> None:
+    """Whole journals and some of their rows are read together."""
+    workflows = [await rows.leased() for _ in range(4)]
+    for number, workflow in enumerate(workflows):
+        call = Call("", 1, "call", "f", "done", {"value": number})
+        await recording.record(rows.connection, [Recording(workflow.lease, (call,))])
+    readings = [
+        reading.Reading(stale(workflow.lease, epoch=epoch), [("", 1)] if number % 2 else None)
+        for number, workflow in enumerate(workflows)
+        for epoch in (workflow.lease.epoch + 1, workflow.lease.epoch)
+    ]
+    journals = await reading.read_each(rows.connection, readings)
+    read = [None if journal is None else [entry.value["value"] for entry in journal.entries] for journal in journals]
+    assert read == [None, [0], None, [1], None, [2], None, [3]]
+
+
+@dataclass
+class Narrow:
+    """A connection to a PostgreSQL that puts the results of at most so many rows into one JSON value."""
+
+    connection: Connection
+    most: int
+    tries: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    async def fetchrow(self, *arguments: Any) -> Any:
+        self.tries += 1
+        assert self.tries < 50, "the reader does not come to an end"
+        row = await self.connection.fetchrow(*arguments)
+        if row is not None and len(row["entries"]) > self.most:
+            raise asyncpg.ProgramLimitExceededError
+        return row
+
+
+@pytest.mark.parametrize("of_places", [False, True])
+async def test_a_journal_of_large_results_is_read_row_by_row_and_one_too_large_result_is_an_error(
+    rows: Rows, of_places: bool
+) -> None:
+    workflow = await rows.leased()
+    places = [("", 1), ("", 2), ("1.0/", 1), ("1.1/", 1), ("1.1/", 2)]
+    calls = tuple(Call(branch, number, "call", "f", "done", {"value": 1}) for branch, number in places)
+    await recording.record(rows.connection, [Recording(workflow.lease, calls)])
+    for most in (1, 0):
+        narrow = cast("Connection", Narrow(rows.connection, most))
+        read = reading.read(narrow, workflow.lease, places if of_places else None)
+        if most:
+            assert [(entry.branch, entry.number) for entry in (await read).entries] == places
+        else:
+            with pytest.raises(asyncpg.ProgramLimitExceededError):
+                await read
 
 
 async def test_a_journal_is_read_whose_results_do_not_fit_into_one_json_value(rows: Rows) -> None:
