@@ -410,8 +410,9 @@ async def test_a_store_that_falls_silent_in_the_middle_of_an_object_is_unavailab
 
 
 async def test_a_small_put_that_is_not_answered_ends_after_the_time_that_the_setting_allows() -> None:
+    limits: dict[str, Any] = {"s3_operation_timeout": 0.5, "s3_conditional_puts": "yes"}  # no head before the put
     async with server(None) as endpoint, asyncio.timeout(20):
-        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket", s3_operation_timeout=0.5))
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket", **limits))
         await store.open()
         with pytest.raises(StoreUnavailable):
             await store.put("k", b"x", **TEXT)
@@ -437,14 +438,15 @@ async def test_a_store_that_is_closed_keeps_no_connection() -> None:
         left.set()
         writer.close()
 
-    async with await asyncio.start_server(handle, "127.0.0.1", 0) as listening, asyncio.timeout(20):
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         store = ObjectStore(settings_of(f"http://127.0.0.1:{port}", "access", "secret", "bucket"))
         await store.open()
         assert await store.head("k") is None
         assert not left.is_set()
         await store.close()
-        await left.wait()
+        async with asyncio.timeout(5):  # an idle connection ends by itself after fifteen seconds
+            await left.wait()
 
 
 def test_the_store_loads_nothing_that_only_a_type_checker_needs() -> None:

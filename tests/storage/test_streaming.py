@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ async def test_an_upload_whose_parts_somebody_has_dropped_is_not_said_to_be_stor
     async def drop(**_: object) -> None:
         dropped.append(await store.abort_uploads(""))
 
-    store._client.meta.events.register("before-call.s3.CompleteMultipartUpload", drop)
+    events: Any = store._client.meta.events  # of aiobotocore: it also awaits handlers
+    events.register("before-call.s3.CompleteMultipartUpload", drop)
     async with store.upload("a/key") as upload:
         await upload.write(bytes(PART_BYTES))
         with pytest.raises(ObjectMissing):
