@@ -42,15 +42,18 @@ async def test_a_signed_url_is_the_one_that_the_client_makes(settings: Settings)
                     place = {"Bucket": settings.s3_bucket, "Key": key}
                     named = place | {"ResponseContentDisposition": "attachment; filename*=UTF-8''a%20b.txt"}
                     put = place | {"ContentType": "image/png", "ContentLength": 4, "IfNoneMatch": "*"}
+                    free = place | {"ContentType": "image/png"}  # of any length, and over an object
                     expected = [
                         await client.generate_presigned_url("get_object", Params=place, ExpiresIn=60),
                         await client.generate_presigned_url("get_object", Params=named, ExpiresIn=60),
                         await client.generate_presigned_url("put_object", Params=put, ExpiresIn=61),
+                        await client.generate_presigned_url("put_object", Params=free, ExpiresIn=62),
                     ]
                     signed = [
                         store.sign_get(key, seconds=60),
                         store.sign_get(key, seconds=60, download_name="a b.txt"),
                         store.sign_put(key, content_type="image/png", seconds=61, content_length=4, only_new=True),
+                        store.sign_put(key, content_type="image/png", seconds=62),
                     ]
                     assert signed == expected
     finally:

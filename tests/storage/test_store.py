@@ -241,6 +241,7 @@ async def test_whether_a_store_can_refuse_is_asked_once(store_settings: Settings
             store_settings.model_copy(update={"s3_conditional_puts": said, "s3_endpoint": "http://[::1]:1"})
         )
         assert await told.probe_once() is (said == "yes")
+        assert await told.probe() is (said == "yes")  # as a worker asks at its start
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * 1024 * 1024 + 1])
@@ -269,8 +270,10 @@ async def test_the_probe_finds_out_what_the_store_honours(store: ObjectStore, re
 
 
 @asynccontextmanager
-async def server(*answers: bytes | None) -> AsyncIterator[str]:
-    """Accepts, and says one of `answers` to each request, or nothing: the last one to all further requests."""
+async def server(*answers: bytes | None, holds: bool = False) -> AsyncIterator[str]:
+    """Accepts, and says one of `answers` to each request, or nothing: the last one to all further requests. `holds`: it
+    leaves the end of each connection to the client.
+    """
     left = list(answers)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +282,7 @@ async def server(*answers: bytes | None) -> AsyncIterator[str]:
         answer = left.pop(0) if len(left) > 1 else left[0]
         if answer is not None:
             writer.write(answer)
-        else:
+        if answer is None or holds:
             await reader.read()  # until the client gives up
         writer.close()
         with suppress(ConnectionError):
@@ -324,6 +327,132 @@ async def test_a_download_that_is_cut_twice_comes_whole_the_third_time(cuts: int
                 await store.fetch_file("k", tmp_path / "x")
             assert not (tmp_path / "x").exists()
         await store.close()
+
+
+async def test_what_a_failed_download_leaves_is_no_open_file(tmp_path: Path) -> None:
+    """Though whoever keeps its error keeps what the download had in hand."""
+    async with server(CUT) as endpoint:
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        with pytest.raises(StoreUnavailable) as kept:
+            await store.fetch_file("k", tmp_path / "x")
+        await store.close()
+    assert kept.value.__traceback__ is not None
+    assert open_files_below(tmp_path) == []
+
+
+def open_files_below(directory: Path) -> list[Path]:
+    """The files that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [path for link in links if (path := link.readlink()).is_relative_to(directory)]
+
+
+async def test_a_download_whose_file_somebody_has_removed_ends_with_the_error_of_the_store(tmp_path: Path) -> None:
+    """The directory of an attempt that was given up goes while its downloads end."""
+    path = tmp_path / "x"
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        path.unlink()
+        writer.write(CUT)
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        store = ObjectStore(settings_of(f"http://127.0.0.1:{port}", "access", "secret", "bucket"))
+        await store.open()
+        with pytest.raises(StoreUnavailable):
+            await store.fetch_file("k", path)
+        await store.close()
+
+
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (3 * CHUNK) + bytes(CHUNK)
+
+
+async def read_the_beginning(store: ObjectStore, _path: Path) -> None:
+    """The server sends the whole object, as a store without ranges does."""
+    assert await store.read_head("k", CHUNK) == bytes(CHUNK)
+
+
+async def download_too_much(store: ObjectStore, path: Path) -> None:
+    with pytest.raises(ObjectTooLarge):
+        await store.fetch_file("k", path, max_bytes=2 * CHUNK)
+
+
+async def digest_too_much(store: ObjectStore, _path: Path) -> None:
+    with pytest.raises(ObjectTooLarge):
+        await store.digest("k", max_bytes=2 * CHUNK)
+
+
+@pytest.mark.parametrize("use", [read_the_beginning, download_too_much, digest_too_much])
+async def test_who_has_read_enough_waits_for_no_more_bytes(
+    tmp_path: Path, use: Callable[[ObjectStore, Path], Awaitable[None]]
+) -> None:
+    """The first megabyte is enough for a reader of the beginning, and where the object is announced as too large."""
+    async with server(BEGUN, holds=True) as endpoint, asyncio.timeout(20):
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        await use(store, tmp_path / "x")
+        await store.close()
+    assert not (tmp_path / "x").exists()
+
+
+async def test_a_store_that_falls_silent_in_the_middle_of_an_object_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ObjectStore, "_seconds_for", lambda _store, _size: 1.0)
+    async with server(BEGUN, holds=True) as endpoint, asyncio.timeout(20):
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        with pytest.raises(StoreUnavailable):
+            await store.digest("k", max_bytes=3 * CHUNK)
+        await store.close()
+
+
+async def test_a_small_put_that_is_not_answered_ends_after_the_time_that_the_setting_allows() -> None:
+    limits: dict[str, Any] = {"s3_operation_timeout": 0.5, "s3_conditional_puts": "yes"}  # no head before the put
+    async with server(None) as endpoint, asyncio.timeout(20):
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket", **limits))
+        await store.open()
+        with pytest.raises(StoreUnavailable):
+            await store.put("k", b"x", **TEXT)
+        await store.close()
+
+
+async def test_an_object_is_read_in_pieces_of_about_a_megabyte(store: ObjectStore) -> None:
+    data = os.urandom(5 * CHUNK + 1)
+    await store.put("k", data, **TEXT)
+    pieces = [piece async for piece in store.pieces("k")]
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces)) <= 2 * CHUNK
+    assert min(map(len, pieces[:-1])) >= CHUNK
+
+
+async def test_a_store_that_is_closed_keeps_no_connection() -> None:
+    left = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+        left.set()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        store = ObjectStore(settings_of(f"http://127.0.0.1:{port}", "access", "secret", "bucket"))
+        await store.open()
+        assert await store.head("k") is None
+        assert not left.is_set()
+        await store.close()
+        async with asyncio.timeout(5):  # an idle connection ends by itself after fifteen seconds
+            await left.wait()
+
+
+def test_the_store_loads_nothing_that_only_a_type_checker_needs() -> None:
+    """An installation has no such package."""
+    code = "import sys; sys.modules['types_aiobotocore_s3'] = None; import leasehold.storage"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
 async def test_the_time_of_a_slow_reader_does_not_count_as_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:

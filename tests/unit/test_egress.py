@@ -388,6 +388,25 @@ async def test_a_certificate_is_checked_for_the_name_without_the_dot_at_its_end(
     assert (asked, names) == ([host], [host.removesuffix(".")])
 
 
+async def test_an_authority_that_the_environment_names_vouches_for_no_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority = Authority("of the environment")
+    (named := tmp_path / "authorities.pem").write_text(authority.certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(named))
+    monkeypatch.setattr(egress_module, "_authorities", egress_module._authorities.__wrapped__)  # as in a new process
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*authority.pair("hook", names=("hook.example",)).write(tmp_path, "hook"))
+    resolving(monkeypatch, ["127.0.0.1"])
+    async with (
+        answering(lambda _said: b"HTTP/1.1 204 No Content\r\n\r\n", tls) as (port, heard),
+        Egress(LOOPBACK) as egress,
+    ):
+        with pytest.raises(EgressFailed):
+            await egress.request("GET", f"https://hook.example:{port}/")
+    assert heard == []
+
+
 @pytest.mark.parametrize("location", ["http://x:ab/", "http://[::1/"])
 async def test_a_redirect_to_what_is_no_address_is_refused(monkeypatch: pytest.MonkeyPatch, location: str) -> None:
     moved = f"HTTP/1.1 302 Found\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()

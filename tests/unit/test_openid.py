@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import time_machine
 from joserfc import jwt
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 from pydantic import SecretStr
@@ -131,6 +132,27 @@ def test_keys_that_cannot_check_a_signature_are_left_out() -> None:
     for keys in (useless, [{**key, "use": "enc"} for key in PUBLIC]):
         with pytest.raises(TokenRefused):
             claims(id_token(), keys)
+
+
+def test_a_token_without_the_name_of_its_key_is_checked_with_the_only_key_that_may_sign() -> None:
+    """The provider also lists a key for encryption. The header may leave out the name if one key remains."""
+    now = int(time.time())
+    unnamed = {"iss": ISSUER, "aud": CLIENT_ID, "sub": "vera", "nonce": "nonce", "iat": now, "exp": now + 60}
+    token = jwt.encode({"alg": "ES256"}, unnamed, KEYS["ES256"])
+    rsa, es256 = PUBLIC[:2]
+    assert claims(token, [{**rsa, "use": "enc"}, es256])["sub"] == "vera"
+    with pytest.raises(TokenRefused):
+        claims(token, [rsa, es256])
+
+
+def test_the_clock_of_a_provider_may_be_a_minute_away() -> None:
+    now = 1_800_000_000
+    with time_machine.travel(now, tick=False):
+        for issued, expires in ((now + 60, now + 3600), (now - 3600, now - 59)):
+            assert claims(id_token(iat=issued, exp=expires))["sub"] == "vera"
+        for issued, expires in ((now + 61, now + 3600), (now - 3600, now - 60)):
+            with pytest.raises(TokenRefused):
+                claims(id_token(iat=issued, exp=expires))
 
 
 class Answers:

@@ -244,6 +244,17 @@ async def test_requests_share_an_answer_for_two_seconds(tmp_path: Path, monkeypa
     assert questions == [2, 2, 4, 4]
 
 
+async def test_a_cell_that_has_not_answered_yet_is_not_asked_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its answer takes: else each page of the console would leave a request behind."""
+    monkeypatch.setattr(other_cells, "_SHARED_SECONDS", 0.0)
+    async with others(tmp_path, b={READY: (200, b""), OWN: own()}) as (asking, cells):
+        both = await asyncio.gather(asking.status(), asking.status())
+        assert [answers(status) for status in both] == [{"b": ("ready", None)}] * 2
+        assert len(cells["b"].heads) == 2
+
+
 async def test_a_cell_that_was_silent_is_asked_again_and_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
