@@ -389,6 +389,18 @@ async def test_a_retry_waits_for_no_submission_with_another_key(rows: Rows, anot
             assert await runs.revive(rows.connection, failed) is not None
 
 
+async def test_a_retry_locks_no_key_of_a_run_of_another_tenant(rows: Rows, another: Open) -> None:
+    """The tenant may have named a run of its own by this key."""
+    foreign = debounced("k", "alice", tenant="u")
+    await create(rows, foreign)
+    other = (await another()).connection
+    await wait_for_no_lock(rows)
+    async with other.transaction():
+        await debounce.lock_keys(other, "t", [Debounced(new_id(), "m", "k", {}, 0.0)])
+        async with rows.connection.transaction():
+            await debounce.lock_keys_of_jobs(rows.connection, "t", [foreign.id])
+
+
 async def test_a_run_that_has_no_limit_to_wait_at_keeps_its_place_when_a_limit_was_declared_since(rows: Rows) -> None:
     """It would wait at the limit without being held, and take a place there."""
     free = replace(debounced("k", "alice"), template_version=template_version_of(pipeline()))
