@@ -389,14 +389,16 @@ async def test_a_retry_waits_for_no_submission_with_another_key(rows: Rows, anot
             assert await runs.revive(rows.connection, failed) is not None
 
 
-async def test_a_retry_locks_no_key_of_a_run_of_another_tenant(rows: Rows, another: Open) -> None:
-    """The tenant may have named a run of its own by this key."""
+async def test_a_retry_locks_the_keys_of_its_own_runs_alone(rows: Rows, another: Open) -> None:
+    """Not those of the tenant's other runs, nor those of another tenant's runs, whose ids a client may name."""
     foreign = debounced("k", "alice", tenant="u")
-    await create(rows, foreign)
+    for new in (foreign, debounced("other", "bob")):
+        await create(rows, new)
     other = (await another()).connection
     await wait_for_no_lock(rows)
     async with other.transaction():
-        await debounce.lock_keys(other, "t", [Debounced(new_id(), "m", "k", {}, 0.0)])
+        submissions = [Debounced(new_id(), "m", key, {}, 0.0) for key in ("k", "other")]
+        await debounce.lock_keys(other, "t", submissions)
         async with rows.connection.transaction():
             await debounce.lock_keys_of_jobs(rows.connection, "t", [foreign.id])
 
