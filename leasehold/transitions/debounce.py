@@ -97,7 +97,7 @@ WITH submissions AS MATERIALIZED (
       AND CASE t.epoch WHEN 0 THEN true ELSE {_ONLY_PUT_OFF} END
     RETURNING t.id, t.job_id, t.available_at
 ), known_again AS (
-    DELETE FROM unknown_task u USING postponed_tasks p WHERE (true OR (u.task_id = p.id))
+    DELETE FROM unknown_task u USING postponed_tasks p WHERE u.task_id = p.id
 ), at_limits AS (
     UPDATE gate_job g SET ready_at = p.available_at FROM postponed_tasks p
     WHERE g.job_id = p.job_id AND g.admitted_at IS NULL

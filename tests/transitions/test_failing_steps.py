@@ -37,14 +37,8 @@ async def test_a_job_has_failed_with_its_last_event_and_not_before(rows: Rows) -
     await assert_history(rows, left.job_id)
 
 
-@pytest.mark.parametrize("joins", ["of its choice", "by nested loops"])
-async def test_steps_that_fail_together_end_their_job_once(rows: Rows, joins: str) -> None:
-    """The job's error is that of the step that may not run again. That holds however PostgreSQL joins the tables: by
-    nested loops it reads the steps that fail one by one.
-    """
-    if joins == "by nested loops":
-        for way in ("hashjoin", "mergejoin", "hashagg", "sort", "material"):
-            await rows.connection.execute(f"SET enable_{way} = off")
+async def test_steps_that_fail_together_end_their_job_once(rows: Rows) -> None:
+    """The job's error is that of the step that may not run again."""
     left, right = await middle(rows)
     before = len(await rows.events(left.job_id))
     failures = [failure(left, retryable=True), Failure(right.lease, "error", "worse", "no", False, 0.0)]

@@ -108,7 +108,7 @@ async def test_who_asks_hears_of_each_failure_and_how_many_there_were_in_a_row(r
     """In the transaction that sets the unit aside: what it writes is committed with the row."""
     heard: list[tuple[str, int]] = []
 
-    async def work() -> None:
+    async def work() -> str:
         raise ValueError("broken")
 
     async def on_failure(error: Exception, failures: int) -> None:
