@@ -17,8 +17,10 @@ import pytest
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, RunTerms, SkipIf, Step
 from leasehold.runtime.duty_cycle import Pauses
-from leasehold.transitions import concurrency, jobs, quarantine
+from leasehold.transitions import concurrency, jobs, quarantine, settlements
 from leasehold.transitions.concurrency import ConcurrencyLimitName, admission
+from leasehold.transitions.jobs import AdmissionTerms
+from leasehold.transitions.settlements import Completion, Failure
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
 from tests.security.poison import poison, set_aside
 from tests.support.lock_waits import until_waiting
@@ -219,6 +221,28 @@ async def test_an_admission_that_the_database_breaks_off_is_no_fault_of_its_limi
         await concurrency.admit_each(rows.connection, names)
     assert await held(rows) == before
     assert await quarantine.list_units(rows.connection) == []
+
+
+async def test_a_job_that_is_retried_at_a_limit_goes_on_behind_the_steps_that_have_succeeded(rows: Rows) -> None:
+    claimed = await rows.leased(THREE)
+    await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    (second,) = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(second.lease, "error", "bad", "no", False, 0.0)])
+    await jobs.replay(rows.connection, claimed.job_id, "t", terms=AdmissionTerms([LIMIT]))
+    assert await rows.statuses(claimed.job_id) == {"a": "succeeded", "b": "blocked", "c": "blocked"}
+    assert len(await concurrency.admit(rows.connection, [K])) == 1
+    assert await rows.statuses(claimed.job_id) == {"a": "succeeded", "b": "pending", "c": "blocked"}
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_job_that_another_admission_has_admitted_since_it_was_chosen_counts_once(rows: Rows) -> None:
+    """A second time of the admission would make its entry of the minute last longer."""
+    job_id = await waiting_job(rows, THREE)
+    assert len(await concurrency.admit(rows.connection, [K])) == 1
+    places = "SELECT to_jsonb(g) FROM gate_job g"
+    before = await rows.connection.fetch(places), await rows.job(job_id), await rows.events(job_id)
+    assert await rows.connection.fetch(admission.ADMIT, [job_id]) == []
+    assert (await rows.connection.fetch(places), await rows.job(job_id), await rows.events(job_id)) == before
 
 
 # --- in which order

@@ -204,6 +204,22 @@ async def test_a_workflow_that_loses_its_workers_too_often_ends(rows: Rows) -> N
     assert ended.outcome == "cancelled"
 
 
+async def test_a_workflow_that_must_not_be_interrupted_ends_after_the_grace_once_its_worker_is_lost(
+    rows: Rows,
+) -> None:
+    workflow = await cancelled(rows, wait(1))
+    await rows.claim_all()
+    await rows.connection.execute("UPDATE task SET cancelable = false")
+    await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp()")
+    assert await sweeps.end_cancels(rows.connection, [], 5) == []
+    assert await status(rows, workflow) == ("cancel_requested", "running")
+    await rows.lapse(workflow.lease.task_id)
+    (ended,) = await sweeps.end_cancels(rows.connection, [], 5)
+    assert ended.outcome == "cancelled"
+    assert await status(rows, workflow) == ("cancelled", "cancelled")
+    await assert_history(rows, workflow.job_id)
+
+
 @pytest.mark.parametrize("before", ["waits", "runs"])
 async def test_after_the_grace_it_ends_whether_a_worker_has_it_or_not(rows: Rows, before: str) -> None:
     workflow = await cancelled(rows, step(1), wait(2))

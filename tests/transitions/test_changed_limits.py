@@ -94,8 +94,16 @@ async def test_a_limit_that_nobody_declared_is_not_lifted(rows: Rows, name: Conc
     assert await everything(rows) == before
 
 
-async def test_new_bounds_do_not_deadlock_with_an_admission_at_two_of_the_followers(rows: Rows, another: Open) -> None:
-    """Both lock the limits in the order of their names, whatever the order in which they were written."""
+@pytest.mark.parametrize("joins", ["of its choice", "by hashes"])
+async def test_new_bounds_do_not_deadlock_with_an_admission_at_two_of_the_followers(
+    rows: Rows, another: Open, joins: str
+) -> None:
+    """Both lock the limits in the order of their names, whatever the order in which they were written, and however
+    PostgreSQL joins the tables: by hashes it finds the limits as they were written.
+    """
+    if joins == "by hashes":
+        for way in ("nestloop", "mergejoin"):
+            await rows.connection.execute(f"SET enable_{way} = off")
     await limits.declare(rows.connection, [ONE], ConcurrencyLimit(*GENERAL, at_most=1))
     names = [(tenant, "tenant") for tenant in ("a", "b", "c")]
     for tenant, key in reversed(names):

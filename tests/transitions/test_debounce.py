@@ -132,7 +132,13 @@ async def put_off(rows: Rows, *, by_step: bool = False, missing: str | None = No
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_run_whose_code_no_worker_could_run_yet_has_not_started(rows: Rows, times: int) -> None:
-    """Its epoch does not go back, and no worker that has the code wakes the run before its new start."""
+    """Its epoch does not go back, and no worker that has the code wakes the run before its new start. A run of another
+    key is in the same state, and one waits at limits.
+    """
+    other = await written(rows, key="another", due=True)
+    await put_off(rows, missing="debounced.only")
+    await rows.connection.execute("UPDATE task SET available_at = now() + interval '1 hour'")
+    await written(rows, key="limited", due=True, limits=LIMITS)
     own = await written(rows, due=True)
     for _ in range(times):
         await put_off(rows, missing="debounced.only")
@@ -141,7 +147,8 @@ async def test_a_run_whose_code_no_worker_could_run_yet_has_not_started(rows: Ro
     assert task is not None
     assert (task["status"], task["epoch"]) == ("waiting", times)
     assert task["available_at"] > await rows.connection.fetchval("SELECT now() + interval '100 minutes'")
-    assert await rows.connection.fetchval("SELECT count(*) FROM unknown_task") == 0
+    unknown = await rows.connection.fetch("SELECT job_id FROM unknown_task JOIN task ON task.id = task_id")
+    assert [row["job_id"] for row in unknown] == [other]
     job = await rows.job(own)
     assert (job["params"], job["dedupe_key"]) == ({"n": 2}, "key")
     assert job["deadline_at"] == task["available_at"] + DEBOUNCED.terms.timeout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -129,6 +131,29 @@ async def test_a_step_of_no_run_of_the_tenant_waits_as_a_step_without_a_retry_po
     for _ in range(20):  # the delay is random
         delay = await external.backoff(rows.connection, TEMPLATES, tenant, lease.task_id)
         assert DEFAULT_LADDER[0] / 2 <= delay <= DEFAULT_LADDER[0]
+
+
+class Laddered:
+    """The template of each run has this ladder for each step."""
+
+    ladder = tuple(timedelta(seconds=seconds) for seconds in (10, 100, 1000))
+
+    async def find_for_run(self, _connection: object, tenant_id: str, template: str, version: int) -> Any:
+        assert (tenant_id, template, version) == ("t", "outside", 1)
+        return SimpleNamespace(template=self)
+
+    def retry(self, step: str) -> Any:
+        assert step == "only"
+        return self
+
+
+async def test_a_step_of_a_run_waits_by_the_ladder_of_its_template(rows: Rows) -> None:
+    """The longer, the more of its attempts have failed. The delay is random: at least the half of the ladder's."""
+    lease = (await claimed_outside(rows, RunOf("outside", 1, "", ""))).lease
+    for errors, longest in enumerate(Laddered.ladder):
+        await rows.connection.execute("UPDATE task SET errors = $2 WHERE id = $1", lease.task_id, errors)
+        delay = await external.backoff(rows.connection, cast("Templates", Laddered()), "t", lease.task_id)
+        assert longest / 2 <= delay <= longest
 
 
 async def settled_chain(rows: Rows) -> Claimed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending
 from leasehold.transitions.workflows import reading
@@ -59,6 +59,18 @@ async def test_a_job_whose_step_runs_again_goes_on_without_an_error(rows: Rows) 
     assert (retried["kind"], retried["job_status"]) == ("retried", "running")
     assert retried["data"]["retry_at"] is not None
     await assert_history(rows, claimed.job_id)
+
+
+async def test_a_dead_letter_is_a_step_that_failed_for_good_and_that_no_workflow_started(rows: Rows) -> None:
+    """A step that runs again is none, nor is one that a sweep has failed before: the sweep has counted it."""
+    await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    retried, lost, failed = [await rows.leased() for _ in range(3)]
+    await rows.lapse(lost.lease.task_id)
+    assert (await sweeps.expire_leases(rows.connection, [], 0))[0] == 1
+    failures = [failure(child), failure(retried, retryable=True), failure(lost), failure(failed)]
+    settled = await settlements.fail(rows.connection, failures)
+    assert settled.dead_letters == {failed.lease.task_id}
 
 
 async def test_only_an_attempt_that_is_followed_by_another_says_when(rows: Rows) -> None:

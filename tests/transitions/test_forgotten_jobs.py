@@ -116,3 +116,21 @@ async def test_a_job_waits_for_the_rate_at_which_it_counts_and_for_that_of_no_ot
         await succeed(rows, claimed)
         everyone[tenant] = claimed.job_id
     assert await forgotten(rows, [*everyone.values()]) == {everyone["t"]}
+
+
+async def test_retention_goes_on_from_a_time_in_the_order_in_which_jobs_expired(rows: Rows) -> None:
+    """Those of that very moment are among them: a batch may have ended between two of them."""
+    everyone = [await rows.leased() for _ in range(4)]
+    await succeed(rows, *everyone)
+    for hours, claimed in zip((1, 2, 2, 3), everyone, strict=True):
+        await rows.connection.execute(
+            "UPDATE job SET expires_at = date_trunc('hour', clock_timestamp()) - make_interval(hours => $2)"
+            " WHERE id = $1",
+            claimed.job_id,
+            hours,
+        )
+    last, *middle, first = [one.job_id for one in everyone]
+    found = await sweeps.forgettable_jobs(rows.connection)
+    assert [found[0].job_id, {one.job_id for one in found[1:3]}, found[3].job_id] == [first, {*middle}, last]
+    later = await sweeps.forgettable_jobs(rows.connection, since=found[1].expires_at)
+    assert ({one.job_id for one in later[:2]}, [one.job_id for one in later[2:]]) == ({*middle}, [last])

@@ -61,3 +61,22 @@ async def test_after_a_reconnect_a_worker_finds_its_leases_that_were_not_renewed
     expected = {forgotten.lease.task_id: forgotten.lease.epoch}
     assert await claims.owned_before(rows.connection, owner, instant, TTL) == expected
     assert await claims.owned_before(rows.connection, owner, instant - timedelta(minutes=1), TTL) == {}
+
+
+async def test_a_worker_locks_those_of_the_tasks_that_nobody_has_locked_and_no_others(
+    rows: Rows, another: Open
+) -> None:
+    """It gives the tasks back without waiting. Their jobs are locked with them."""
+    free, locked, of_locked_job, unnamed = [await rows.leased() for _ in range(4)]
+    first, second = (await another()).connection, (await another()).connection
+    asked = [one.lease.task_id for one in (free, locked, of_locked_job)]
+    await rows.connection.execute("SET lock_timeout = '1s'")
+    async with first.transaction(), second.transaction():
+        await first.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", locked.lease.task_id)
+        await first.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", of_locked_job.job_id)
+        async with rows.connection.transaction():
+            assert await claims.lock_unlocked(rows.connection, asked) == {free.lease.task_id}
+            for table, kept in (("task", unnamed.lease.task_id), ("job", unnamed.job_id)):
+                left = await second.fetch(f"SELECT id FROM {table} FOR UPDATE SKIP LOCKED")
+                assert kept in {row["id"] for row in left}
+                assert not {free.lease.task_id, free.job_id} & {row["id"] for row in left}

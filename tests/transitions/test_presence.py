@@ -219,6 +219,45 @@ async def test_who_wants_to_lead_while_another_leads_waits_for_nothing(rows: Row
         assert not await workers.lead(rows.connection, "sweeper", heir, 600)
 
 
+async def leaders(rows: Rows) -> dict[str, tuple[Any, ...]]:
+    found = await rows.connection.fetch("SELECT role, owner, until FROM leadership")
+    return {row["role"]: (row["owner"], row["until"]) for row in found}
+
+
+async def test_who_takes_a_lead_keeps_it_until_another_takes_it(rows: Rows) -> None:
+    """Each role has a leader of its own."""
+    first, second = uuid4(), uuid4()
+    for worker in (first, second):
+        await workers.take_lead(rows.connection, "writer", worker, 30)
+        assert (await leaders(rows))["writer"][0] == worker
+    await workers.take_lead(rows.connection, "sweeper", first, 30)
+    before = await leaders(rows)
+    assert not await workers.keep_lead(rows.connection, "writer", first, 600)
+    assert await leaders(rows) == before
+    assert await workers.keep_lead(rows.connection, "writer", second, 600)
+    after = await leaders(rows)
+    assert after == before | {"writer": (second, after["writer"][1])}
+    assert after["writer"][1] > before["writer"][1] + timedelta(minutes=9)
+
+
+async def test_a_role_has_a_leader_until_its_time_is_over_or_it_drains(rows: Rows) -> None:
+    """One whose session has ended counts until then. It does not matter whether another worker drains."""
+    works, drains, unheard_of = [uuid4() for _ in range(3)]
+    for worker in (works, drains):
+        await register(rows.connection, worker)
+    assert await workers.ask_to_drain(rows.connection, drains)
+    await workers.take_lead(rows.connection, "sweeper", works, 30)
+    assert not await workers.has_leader(rows.connection, "writer")
+    for worker, seconds, has_leader in (
+        (works, 30, True),
+        (works, -1, False),
+        (drains, 30, False),
+        (unheard_of, 30, True),
+    ):
+        await workers.take_lead(rows.connection, "writer", worker, seconds)
+        assert await workers.has_leader(rows.connection, "writer") == has_leader
+
+
 async def test_a_worker_names_up_to_a_thousand_handlers(rows: Rows) -> None:
     for count, is_recorded in ((1000, True), (1001, False)):
         worker = uuid4()

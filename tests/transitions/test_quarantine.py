@@ -104,6 +104,23 @@ async def test_an_outage_ends_the_turn_and_sets_no_unit_aside(rows: Rows) -> Non
     assert await set_aside(rows.connection, "duty") == {}
 
 
+async def test_who_asks_hears_of_each_failure_and_how_many_there_were_in_a_row(rows: Rows) -> None:
+    """In the transaction that sets the unit aside: what it writes is committed with the row."""
+    heard: list[tuple[str, int]] = []
+
+    async def work() -> str:
+        raise ValueError("broken")
+
+    async def on_failure(error: Exception, failures: int) -> None:
+        assert rows.connection.is_in_transaction()
+        heard.append((str(error), failures))
+
+    for _ in range(2):
+        assert await quarantine.run_unit(rows.connection, "duty", "unit", work, on_failure) is None
+    assert heard == [("broken", 1), ("broken", 2)]
+    assert await set_aside(rows.connection, "duty") == {"unit": 2}
+
+
 async def test_a_duty_that_cannot_find_its_units_fails_itself(rows: Rows) -> None:
     async def take(_unit: object) -> Sequence[str]:
         raise KeyError("a release of tomorrow")

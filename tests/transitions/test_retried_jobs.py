@@ -311,6 +311,20 @@ async def test_a_step_of_a_workflow_runs_again_whatever_another_workflow_has_cal
     assert statuses == {"only": "pending", "child#1": "pending"}
 
 
+async def test_a_step_whose_failure_its_workflow_has_recorded_stays_failed_and_the_others_run_again(rows: Rows) -> None:
+    """The workflow has made no call since. On its way it has caught the failure that it recorded."""
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    await fail(rows, *await children(rows))
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    caught = Call("", 1, "run", "child", "failed", {"code": "bad", "message": "no"})
+    await recording.record(rows.connection, [Recording(again.lease, (caught,))])
+    await fail(rows, again)
+    await jobs.replay(rows.connection, workflow.job_id, "t")
+    statuses = await rows.statuses(workflow.job_id)
+    assert statuses == {"only": "pending", "child#1": "failed", "child#2": "pending"}
+    await assert_history(rows, workflow.job_id)
+
+
 async def test_a_run_goes_on_from_a_step_of_its_workflow_though_the_workflow_has_gone_on_since(rows: Rows) -> None:
     workflow = await suspended(rows, step(1), step(2), ends=2)
     steps = await children(rows)

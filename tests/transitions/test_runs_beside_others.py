@@ -420,6 +420,20 @@ async def test_a_retry_waits_for_no_submission_with_another_key(rows: Rows, anot
             assert await runs.revive(rows.connection, failed) is not None
 
 
+async def test_a_retry_locks_the_keys_of_its_own_runs_alone(rows: Rows, another: Open) -> None:
+    """Not those of the tenant's other runs, nor those of another tenant's runs, whose ids a client may name."""
+    foreign = debounced("k", "alice", tenant="u")
+    for new in (foreign, debounced("other", "bob")):
+        await create(rows, new)
+    other = (await another()).connection
+    await wait_for_no_lock(rows)
+    async with other.transaction():
+        submissions = [Debounced(new_id(), "m", key, {}, 0.0) for key in ("k", "other")]
+        await debounce.lock_keys(other, "t", submissions)
+        async with rows.connection.transaction():
+            await debounce.lock_keys_of_jobs(rows.connection, "t", [foreign.id])
+
+
 async def test_a_run_that_has_no_limit_to_wait_at_keeps_its_place_when_a_limit_was_declared_since(rows: Rows) -> None:
     """It would wait at the limit without being held, and take a place there."""
     free = replace(debounced("k", "alice"), template_version=template_version_of(pipeline()))

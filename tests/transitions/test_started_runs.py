@@ -15,7 +15,7 @@ import pytest
 from leasehold.app.writing import template_version_of
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.domain.errors import LeaseLost
+from leasehold.domain.errors import Invalid, LeaseLost
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
@@ -511,6 +511,107 @@ async def test_a_retried_workflow_waits_again_for_the_runs_that_may_still_end_an
     assert after == before
     assert await journal(rows, stays) == others
     await assert_histories(rows.connection)
+
+
+def alone(number: int, child: UUID, state: str = "open", value: Any = None) -> tuple[Call, Call]:
+    """`ctx.run` of a task with a limit: a run of its own does the work, so that the call has two rows."""
+    name = f"alone#{number}"
+    return (
+        Call("", number, "start", name, "done" if state == "done" else "open", child=child),
+        Call(f"{number}/", 1, "result", name, state, value, child=child),
+    )
+
+
+DONE = {"value": 1, "at": "2026-01-01T00:00:00+00:00"}
+ERROR = {"code": "c", "message": "m"}
+
+
+async def a_run(rows: Rows, state: str) -> UUID:
+    """A run in this state. `deleted`: it succeeded, and its row is gone."""
+    if state in ("succeeded", "failed", "deleted"):
+        run = await ended(rows, succeeds=state != "failed")
+    elif state == "cancelled":
+        run = await pending(rows)
+    else:
+        run = (await rows.leased()).job_id
+    if state in ("cancelled", "cancel_requested"):
+        await cancel(rows, run)
+    if state == "expired":
+        await rows.connection.execute("UPDATE job SET deadline_at = now() WHERE id = $1", run)
+        await sweeps.expire_jobs(rows.connection)
+    if state == "deleted":
+        await rows.connection.execute("DELETE FROM job WHERE id = $1", run)
+    else:
+        assert (await rows.job(run))["status"] == state
+    return run
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_retried_workflow_makes_those_calls_again_whose_runs_will_not_succeed_and_no_other(
+    rows: Rows, *, closed: bool
+) -> None:
+    """The call of a failed run keeps its start: the workflow retries this run. A call whose end the workflow has
+    recorded stays, and so does a run that the workflow itself started. `closed`: the duty has come since the failure.
+    """
+    states = ("succeeded", "running", "failed", "cancelled", "expired", "cancel_requested", "deleted")
+    runs = {state: await a_run(rows, state) for state in states}
+    calls = [call for number, run in enumerate(runs.values(), 1) for call in alone(number, run)]
+    over, broken = await a_run(rows, "deleted"), await a_run(rows, "failed")
+    read = [*alone(8, over, "done", DONE), *alone(9, broken, "failed", ERROR)]
+    own_runs = [start(10, await a_run(rows, "cancelled")), result(11, await a_run(rows, "failed"))]
+    retried, stays = [await running(rows, *calls, *read, *own_runs, wait(12)) for _ in range(2)]
+    beside = await running(rows, *alone(4, await a_run(rows, "failed")), *alone(1, await a_run(rows, "expired")))
+    for workflow in (retried, stays, beside):
+        await fail(rows, workflow)
+    before = await table(rows, "journal")
+    if closed:
+        await children.close_calls(rows.connection)
+    unchanged = [row for row in await table(rows, "journal") if row["job_id"] == stays.job_id]
+    await jobs.replay_together(rows.connection, [retried.job_id, beside.job_id], "t")
+    again = [(f"{number}/", 1) for number in (3, 4, 5, 6, 7)] + [("", number) for number in (4, 5, 6, 7)]
+    deleted = {(retried.job_id, *place) for place in again}
+    deleted |= {(beside.job_id, *place) for place in (("4/", 1), ("1/", 1), ("", 1))}
+    after = await table(rows, "journal")
+    assert [row for row in after if row["job_id"] == stays.job_id] == unchanged
+    expected = [row for row in before if (row["job_id"], row["branch"], row["number"]) not in deleted]
+    assert [row for row in after if row["job_id"] != stays.job_id] == [
+        row for row in expected if row["job_id"] != stays.job_id
+    ]
+    await assert_histories(rows.connection)
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "running", "cancel_requested", "deleted"])
+async def test_a_run_that_goes_on_from_a_call_makes_this_call_again_unless_its_run_goes_on(
+    rows: Rows, state: str
+) -> None:
+    """The workflow has recorded the end of the run. A person may have retried the run since, and then cancelled it. The
+    other calls stay, and so do the calls of another workflow that awaited the same run.
+    """
+    run = await a_run(rows, state)
+    calls = [*alone(1, run, "failed", ERROR), *alone(2, await a_run(rows, "succeeded"), "done", DONE)]
+    own, other = [await running(rows, *calls) for _ in range(2)]
+    for workflow in (own, other):
+        await fail(rows, workflow)
+    before = await table(rows, "journal")
+    await jobs.replay(rows.connection, own.job_id, "t", from_step="alone#1")
+    again = {"failed": [("1/", 1)], "running": []}.get(state, [("1/", 1), ("", 1)])
+    deleted = {(own.job_id, *place) for place in again}
+    after = await table(rows, "journal")
+    assert after == [row for row in before if (row["job_id"], row["branch"], row["number"]) not in deleted]
+
+
+async def test_a_run_goes_on_only_from_a_call_of_its_own_workflow_whose_work_a_run_does(rows: Rows) -> None:
+    """Not from the wait for such a run, and not from a run that the workflow itself started."""
+    own = await running(rows, *alone(1, await ended(rows), "done", DONE), start(2, await ended(rows)))
+    other = await running(rows, *alone(3, await ended(rows), "done", DONE))
+    for workflow in (own, other):
+        await fail(rows, workflow)
+    before = await table(rows, "journal")
+    for name in ("alone#3", "1/alone#1", "one", "alone"):
+        with pytest.raises(Invalid, match="no such step"):
+            await jobs.replay(rows.connection, own.job_id, "t", from_step=name)
+    assert await table(rows, "journal") == before
+    assert await jobs.replay(rows.connection, own.job_id, "t", from_step="alone#1") is not None
 
 
 @pytest.mark.parametrize("first", ["the workflow", "the run", "both at once"])

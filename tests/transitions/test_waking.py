@@ -4,6 +4,7 @@ tasks that no worker knew.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +17,7 @@ from leasehold.transitions import claims, settlements, unknown_tasks, wakes, wor
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Snoozing
 from tests.factories import ONE, Rows
+from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 from tests.transitions.test_limits_beside_others import wait_for_no_lock
 
@@ -152,3 +154,15 @@ async def test_a_task_that_another_transaction_holds_is_left_to_the_next_turn(ro
         assert await wake_known(rows, worker) == ({free}, False)
     assert await left(rows) == {held}
     assert await wake_known(rows, worker) == ({held}, False)
+
+
+async def test_a_task_that_is_put_off_again_while_a_worker_wakes_it_is_remembered(rows: Rows, another: Open) -> None:
+    """Another worker without the code claimed it since the worker with the code began to look."""
+    (task,) = await unknown(rows, 1)
+    worker, other = await register(rows), await another()
+    async with other.connection.transaction():
+        await other.connection.execute("UPDATE unknown_task SET epoch = epoch + 1 WHERE task_id = $1", task)
+        waking = asyncio.create_task(wake_known(rows, worker))
+        await until_waiting(other.connection)
+    await waking
+    assert await left(rows) == {task}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
-from leasehold.transitions.settlements import Completion, Output, Suspending
+from leasehold.transitions.settlements import Completion, Output, Settled, Suspending, Verdict
 from leasehold.transitions.workflows.records import Call
 
 LEASE = Lease(uuid4(), uuid4(), 1, 1, 0.0)
@@ -29,3 +30,24 @@ def test_a_suspension_claims_the_first_step_that_it_starts_on_the_queue_of_its_w
     suspending = Suspending(LEASE, calls, 3, 1, 60.0)
     assert suspending.claiming_next("here") == Suspending(LEASE, calls, 3, 1, 60.0, step_to_claim=calls[2].child)
     assert suspending.claiming_next("nowhere") == suspending
+
+
+def test_a_second_outcome_adds_to_the_first_and_its_verdicts_count() -> None:
+    first, second = UUID(int=1), UUID(int=2)
+
+    def outcome(task: UUID, **verdicts: Verdict) -> Settled:
+        anything: Any = f"of {task}"
+        of_tasks = {UUID(int=int(name[1:])): verdict for name, verdict in verdicts.items()}
+        return Settled(of_tasks, {task: "waiting"}, [anything], [anything], {task}, {task: anything})
+
+    settled = outcome(first, _1=Verdict.SETTLED, _2=Verdict.LOST)
+    settled.add(outcome(second, _2=Verdict.SETTLED))
+    both: Any = [f"of {first}", f"of {second}"]
+    assert settled == Settled(
+        {first: Verdict.SETTLED, second: Verdict.SETTLED},
+        {first: "waiting", second: "waiting"},
+        both,
+        both,
+        {first, second},
+        dict(zip((first, second), both, strict=True)),
+    )

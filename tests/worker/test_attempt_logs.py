@@ -380,6 +380,24 @@ async def test_a_snooze_does_not_hide_that_an_attempt_before_it_has_failed(rows:
     ]  # fmt: skip
 
 
+async def test_an_attempt_after_a_failure_begins_the_stream_of_its_own_step_again(rows: Rows) -> None:
+    """Whatever another step has emitted in an attempt of the same number, after a failure of its own."""
+    (failed, chunk), (beside, _) = [
+        (claimed, StreamChunk(claimed.lease, 1, [b'{"chunk":1}'], restarts=False))
+        for claimed in (await rows.leased(), await rows.leased())
+    ]
+    await streams.append(rows.connection, [chunk])
+    failures = [Failure(one.lease, "error", "bad", "no", True, 0.0) for one in (failed, beside)]
+    await settlements.fail(rows.connection, failures)
+    again = {claimed.job_id: claimed.lease for claimed in await rows.claim_all()}
+    for job_id in (beside.job_id, failed.job_id):
+        await streams.append(rows.connection, [replace(chunk, lease=again[job_id])])
+    stored = await rows.connection.fetch("SELECT task_id, epoch, restarts FROM job_stream")
+    assert {tuple(row) for row in stored} == {
+        (failed.lease.task_id, 1, False), (failed.lease.task_id, 2, True), (beside.lease.task_id, 2, False),
+    }  # fmt: skip
+
+
 async def test_an_attempt_without_its_lease_emits_nothing(rows: Rows) -> None:
     claimed = await rows.leased()
     chunk = StreamChunk(claimed.lease, 1, [b'{"chunk":1}'], restarts=False)
