@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Invalid, NotFound, TooMany
 from leasehold.domain.ids import new_id
+from leasehold.limits import keys
 from leasehold.limits.downloads import RATES
 from leasehold.security.credentials import (
     NewKey,
@@ -115,6 +116,18 @@ async def test_the_second_of_two_rotations_at_once_gives_a_key_that_ends_with_th
     end = (await row_of(rows, old.prefix))["expires_at"]
     assert end <= datetime.now(UTC) + HOUR
     assert new.expires_at == (await row_of(rows, new.prefix))["expires_at"] == end
+
+
+async def test_who_changes_a_key_has_its_row_alone(rows: Connection, make_key: MakeKey, settings: Settings) -> None:
+    key = await make_key()
+    other = await connect(settings, "test")
+    try:
+        async with rows.transaction():
+            await keys.find(rows, key.prefix, "acme")
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await other.execute("SELECT FROM api_key WHERE prefix = $1 FOR UPDATE NOWAIT", key.prefix)
+    finally:
+        await other.close()
 
 
 async def test_an_expired_key_cannot_be_rotated_back_to_life(rows: Connection, make_key: MakeKey) -> None:

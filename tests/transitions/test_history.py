@@ -187,6 +187,7 @@ async def test_the_events_of_a_day_that_move_are_those_from_its_midnight_to_the_
     assert await rows.connection.fetchval(history.KEEP, start, end, UUID(int=0), 500) == gone
     assert await times_in(rows, "kept_event") == moved
     assert await times_in(rows, "event") == everything - moved
+    assert await rows.connection.fetchval(history.KEEP, start, end, gone, 500) is None, "no job comes after the last"
 
 
 async def test_the_events_without_a_day_that_are_deleted_are_those_before_the_oldest_day(rows: Rows) -> None:
@@ -196,6 +197,7 @@ async def test_the_events_without_a_day_that_are_deleted_are_those_before_the_ol
     await rows.connection.execute("DELETE FROM job WHERE id = ANY($1::uuid[])", [both, last, after])
     assert await rows.connection.fetchval(history.FORGET, end, UUID(int=0), 500) == last
     assert await times_in(rows, "event") == {(kept, end - moment), (kept, end), (both, end), (after, end)}
+    assert await rows.connection.fetchval(history.FORGET, end, kept, 500) is None, "no job comes after this one"
 
 
 async def test_a_day_that_has_events_without_a_day_is_not_made_and_the_days_around_it_are(
