@@ -752,14 +752,14 @@ async def test_an_isolated_step_runs_in_a_child_if_the_fences_suffice_and_is_put
         return is_fenced
 
     async def perform(of: Claimed, *_: Any) -> Completion:
-        return Completion(of.lease, value="of a child")
+        return Completion(of.lease, value={"of": "a child"})
 
     isolated: Any = SimpleNamespace(may_perform=may_perform, perform=perform)
     around = Surroundings(completes, steps=(Step("s", isolated=True),))
     monkeypatch.setattr(around.runner, "_isolated", isolated)
     isolated.pipelines, isolated.discard_speculations = ("p",), lambda *_: None
     await around.run(of := claimed())
-    expected: Settlement = Completion(of.lease, value="of a child").claiming_next()
+    expected: Settlement = Completion(of.lease, value={"of": "a child"}).claiming_next()
     assert around.settled == [expected if is_fenced else Snoozing(of.lease, 30.0, missing_handler="p.s")]
 
 
