@@ -14,7 +14,7 @@ import pytest
 from leasehold.domain.errors import Permanent
 from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
-from leasehold.storage.store import ObjectStore
+from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.attempts.inputs import Source, fetch
 from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
@@ -114,6 +114,27 @@ async def test_a_list_of_outputs_that_cannot_be_read_lets_the_work_be_done_again
     metadata = {"work": "digest", "manifest": base64.b64encode(manifest).decode()}
     await store.put("prefix/made.txt", b"made", content_type="text/plain", metadata=metadata)
     assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
+
+
+PACKED = base64.b64encode(orjson.dumps({"outputs": [], "value": {"n": 7}})).decode()
+
+
+@pytest.mark.parametrize(
+    ("sha256", "manifest", "is_found"),
+    [("abc", PACKED, True), ("", PACKED, False), ("abc", f"!{PACKED}", False), ("abc", PACKED[:-1], False)],
+    ids=["whole", "its digest is not kept", "its list has a stray character", "its list is cut"],
+)
+async def test_a_primary_output_that_has_not_kept_all_its_metadata_is_made_again(
+    sha256: str, manifest: str, *, is_found: bool
+) -> None:
+    """Without its digest, no later step could check what it downloads."""
+
+    async def head(key: str) -> Stored:
+        return Stored(key, 4, sha256, "text/plain", None, {"work": "digest", "manifest": manifest})
+
+    lossy: Any = SimpleNamespace(head=head)
+    found = await find_published(lossy, "prefix", STEP, "digest", held(2))
+    assert (None if found is None else found.value) == ({"n": 7} if is_found else None)
 
 
 async def test_a_step_without_a_primary_output_publishes_what_it_has_made(store: ObjectStore, tmp_path: Path) -> None:

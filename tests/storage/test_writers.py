@@ -17,7 +17,7 @@ from leasehold.domain.errors import LeaseLost, ObjectExists
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
-from leasehold.storage.store import ObjectStore
+from leasehold.storage.store import ObjectStore, Stored
 from leasehold.worker.attempts.inline import InlineAttempt
 from leasehold.worker.attempts.publishing import publish_outputs, replacement_rule, writer_of
 from leasehold.worker.leases.held_lease import HeldLease
@@ -90,6 +90,14 @@ async def test_what_nobody_signed_and_what_another_task_wrote_is_replaced_while_
     with pytest.raises(ObjectExists):
         await write(store, held(9, seconds=-1.0), b"third")
     assert await store.read_head("k", 20) == b"second"
+
+
+def test_an_object_whose_writer_is_no_attempt_at_the_task_is_replaced() -> None:
+    """Another release, or another program, may have signed it in another way."""
+    for writer in ("", "2", f"{TASK}", f"{TASK} ", f"{TASK} two", f"{TASK} -2", f"{uuid4()} 9 x"):
+        existing = Stored("k", 1, "", "text/plain", None, {"writer": writer})
+        assert replacement_rule(held(1))(existing), writer
+        assert not replacement_rule(held(1, seconds=-1.0))(existing), writer
 
 
 class NoParams(BaseModel):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
+import orjson
 import pytest
 
+from leasehold.domain.errors import ChildCrashed
 from leasehold.domain.lease import Lease
-from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.domain.verdicts import Done
 from leasehold.pipelines.conversion.pipeline import conversion
 from leasehold.pipelines.media.pipeline import media
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore, Stored
+from leasehold.telemetry.attempt_logs import Recorder, record_in
 from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
 from leasehold.worker.attempts import isolated
@@ -266,6 +271,39 @@ def test_it_is_begun_only_where_nothing_else_stands_before_it() -> None:
             assert set(after.reads) <= {step.name, *step.reads}
 
 
+FIRST = Step("first", isolated=True)
+NEXT = Step("next", needs=("first",), reads=("first",), isolated=True)
+#: The steps beside `first` -> those that may begin early, in order.
+NEIGHBOURS: dict[str, tuple[list[Step], list[str]]] = {
+    "reads all that the first step read and wrote": ([replace(NEXT, reads=("start", "first"))], ["next"]),
+    "reads nothing but what the first step wrote": ([NEXT], ["next"]),
+    "reads nothing": ([replace(NEXT, reads=())], ["next"]),
+    "reads an input that the first step has not read": ([replace(NEXT, reads=("first", "other"))], []),
+    "is inline": ([replace(NEXT, isolated=False)], []),
+    "has another queue": ([replace(NEXT, queue="other")], []),
+    "is done outside": ([replace(NEXT, isolated=True, external=True)], []),
+    "may be skipped": ([replace(NEXT, skip_if=SkipIf("/quick"))], []),
+    "also needs another step": ([Step("beside", isolated=True), replace(NEXT, needs=("first", "beside"))], []),
+    "is one of two": ([NEXT, replace(NEXT, name="second")], []),
+    "is followed by one that reads what the first step read": (
+        [NEXT, replace(NEXT, name="last", needs=("next",), reads=("start",))],
+        ["next", "last"],
+    ),
+    "is followed by one that reads what it wrote": (
+        [NEXT, replace(NEXT, name="last", needs=("next",), reads=("first", "next"))],
+        ["next"],
+    ),
+}
+
+
+@pytest.mark.parametrize("the_next", NEIGHBOURS)
+def test_only_steps_that_this_worker_may_run_and_whose_inputs_it_has_are_begun_early(the_next: str) -> None:
+    others, begun_early = NEIGHBOURS[the_next]
+    first = replace(FIRST, reads=("start",))
+    pipeline = Pipeline("p", module="m", inputs=("start", "other"), steps=[first, *others])
+    assert [step.name for step in steps_after(pipeline, first)] == begun_early
+
+
 def second_of_halves() -> Claimed:
     return Claimed(
         Lease(uuid4(), uuid4(), 1, 1, 0.0), uuid4(), "t", "halves", 1, "second", "default", 1, 0, 0, "blocked", 0.0,
@@ -292,6 +330,67 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
         (claimed, [*sources, Source("other", "c.txt", "key", None)]),
     ]
     assert not any(ahead.fits(*other) for other in others)
+
+
+@pytest.mark.parametrize("logs", [True, False], ids=["logs", "logs nothing"])
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["into a log", "into none"])
+async def test_the_attempt_that_takes_what_was_begun_early_has_its_lines_and_its_progress(
+    *, logs: bool, is_recorded: bool
+) -> None:
+    claimed, lock = second_of_halves(), Lock()
+    early, of_attempt = Recorder(10, 1000, lock), Recorder(10, 1000, lock)
+    early.add("info", "shop", "before it was taken")
+    ahead = Speculation(claimed.lease, {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {})
+    ahead.recorder = early if logs else None
+    ahead.progress(10.0, "nobody hears of it yet")
+    ahead.complete_digests({"a.txt": "abc", "of another step": "abd"})
+    assert ahead.fits(claimed, [Source("first", "a.txt", "key", "abc")])
+    heard: list[tuple[float, str]] = []
+    record_in(of_attempt if is_recorded else None)
+    ahead.take(claimed, lambda percent, summary: heard.append((percent, summary)))
+    assert (ahead.owner_task, ahead.bound_to) == (claimed.lease.task_id, claimed.lease)
+    ahead.progress(50.0, "half")
+    assert heard == [(50.0, "half")]
+    early.add("info", "shop", "and after")
+    lines = [orjson.loads(line)["message"] for line in of_attempt.take()[1]]
+    assert lines == (["before it was taken", "and after"] if logs and is_recorded else [])
+
+
+async def test_what_was_begun_early_and_is_taken_by_no_attempt_ends_without_a_word_and_without_a_file(
+    tmp_path: Path,
+) -> None:
+    """asyncio reports each error that nobody has read. A worker discards such executions in its daily work."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reports.append(report))
+
+    async def fails() -> Done:
+        raise ChildCrashed("oom", "m")
+
+    async def runs() -> Done:
+        await asyncio.sleep(SECONDS)
+        return Done({})
+
+    async def fails_when_it_is_ended() -> Done:
+        try:
+            return await runs()
+        finally:
+            raise ChildCrashed("killed", "m")
+
+    for number, running in enumerate((fails, runs, fails_when_it_is_ended)):
+        (directory := tmp_path / str(number)).mkdir()
+        (directory / "a.txt").write_text("an input")
+        ahead = Speculation(second_of_halves().lease, {}, directory, {}, {})
+        ahead.start(running())
+        for _ in range(3):  # it begins, or has failed
+            await asyncio.sleep(0)
+        ahead.discard()
+        await asyncio.wait({ahead.running})
+        async with asyncio.timeout(SECONDS):
+            while await asyncio.to_thread(directory.exists):
+                await asyncio.sleep(0.01)
+        del ahead
+        gc.collect()
+    assert reports == []
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

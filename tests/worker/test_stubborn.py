@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
 from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import LeaseLost
@@ -218,6 +220,37 @@ async def test_what_a_handler_that_was_given_up_raises_later_is_forgotten(monkey
     await asyncio.wait({task}, timeout=SECONDS)
     await asyncio.sleep(0)  # its callbacks run
     assert not attempt.runner._given_up
+
+
+@pytest.mark.parametrize("end", ["raises", "returns", "is cancelled"])
+async def test_the_workers_log_has_what_a_handler_that_was_given_up_raises_later_and_no_other_end_of_it(
+    end: str,
+) -> None:
+    """Nor does asyncio report an error that nobody has read."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reports.append(report))
+    go_on = asyncio.Event()
+
+    async def handler(of: Any, *_: Any) -> Settlement:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await go_on.wait()
+        if end == "raises":
+            raise ValueError("too late")
+        return Completion(of.lease)
+
+    attempt = Attempt(handler)
+    assert await attempt.stopped(attempt.runner.release) == Release(attempt.claimed.lease)
+    (task,) = attempt.runner._given_up
+    with structlog.testing.capture_logs() as lines:
+        go_on.set() if end != "is cancelled" else task.cancel()
+        await asyncio.wait({task}, timeout=SECONDS)
+        await asyncio.sleep(0)  # its callbacks run
+        del task
+        gc.collect()
+    errors = [line["error"] for line in lines if "was given up" in line["event"]]
+    assert errors == (["ValueError: too late"] if end == "raises" else [])
+    assert reports == []
 
 
 def stubborn_worker(settings: Settings, tmp_path: Path) -> Worker:
