@@ -102,7 +102,10 @@ async def test_new_bounds_do_not_deadlock_with_an_admission_at_two_of_the_follow
     PostgreSQL joins the tables: by hashes it finds the limits as they were written.
     """
     if joins == "by hashes":
-        for way in ("nestloop", "mergejoin"):
+        await rows.connection.execute("SET plan_cache_mode = force_custom_plan")
+        for way in ("hashjoin", "seqscan"):
+            await rows.connection.execute(f"SET enable_{way} = on")
+        for way in ("nestloop", "mergejoin", "indexscan", "bitmapscan"):
             await rows.connection.execute(f"SET enable_{way} = off")
     await limits.declare(rows.connection, [ONE], ConcurrencyLimit(*GENERAL, at_most=1))
     names = [(tenant, "tenant") for tenant in ("a", "b", "c")]
