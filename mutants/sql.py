@@ -45,6 +45,7 @@ class _Level:
     first: int = 0  # the condition's first token
     cuts: list[tuple[int, str]] = field(default_factory=list)  # the ANDs and ORs of the condition, by token
     between: bool = False
+    has_operand: bool = False  # of a CASE: its WHENs have values for the operand, not conditions
 
 
 def changes(text: str) -> list[Change]:
@@ -97,6 +98,7 @@ def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
             level.cuts.append((n, token.word))
         elif _is_boundary(tokens, n):
             yield from _end_condition(text, tokens, level, n)
+            level.has_operand |= token.word == "WHEN" and not level.context and n > level.first
             level.context, level.first, level.cuts = token.word, n + 1, []
             if token.word in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 level.verb = token.word
@@ -129,7 +131,8 @@ def _end_condition(text: str, tokens: list[_Token], level: _Level, end: int) -> 
             for start, stop in conjuncts:
                 yield _condition(text, tokens, start, stop, "conjunct dropped", "true OR")
     if level.context == "WHEN" and level.opener == "CASE":
-        yield Change("branch never taken", text[slice(*whole)], _wrap(text, *whole, "false AND"))
+        never = (Edit(*whole, "NULL"),) if level.has_operand else _wrap(text, *whole, "false AND")
+        yield Change("branch never taken", text[slice(*whole)], never)
     if level.context == "WHERE" and level.verb in ("UPDATE", "DELETE"):
         yield Change(f"{level.verb} left out", text[slice(*whole)], _wrap(text, *whole, "false AND"))
 

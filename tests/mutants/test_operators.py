@@ -58,6 +58,13 @@ UPDATE left out: WHERE (false AND (id = $1))
 """
 
 
+def test_a_branch_of_a_case_with_an_operand_is_taken_for_no_value() -> None:
+    """A condition in place of the value would be no SQL."""
+    assert "branch never taken: SELECT CASE kind WHEN NULL THEN 1 ELSE 2 END" in of(
+        "SELECT CASE kind WHEN 'a' THEN 1 ELSE 2 END"
+    )
+
+
 def test_each_guard_of_a_statement_is_taken_away_once_and_nothing_else_changes() -> None:
     assert sorted(of(STATEMENT)) == sorted(EXPECTED.split("\n")[1:-1])
 
