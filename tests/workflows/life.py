@@ -214,6 +214,9 @@ class Life:
         port = Port(self.runs.connection, claimed, self.deaths, self.made, self._hears)
         try:
             outcome = await driver.advance(port)
+        except Died:
+            async with port.turn:  # a function of the workflow, now cancelled, may be in the middle of a statement
+                raise
         except Cancelled:
             await self.deaths.point()
             await settlements.acknowledge_cancel(self.runs.connection, [claimed.lease])
