@@ -340,13 +340,16 @@ class Interrupted:
 
     connection: Connection
     interrupt: Callable[[], Awaitable[object]]
+    is_interrupted: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)
 
     async def fetch(self, *arguments: Any) -> Any:
         found = await self.connection.fetch(*arguments)
-        await self.interrupt()
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            await self.interrupt()
         return found
 
 

@@ -5,8 +5,7 @@ an end, which runs are cancelled with their workflow, and which rows of the jour
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -29,6 +28,7 @@ from leasehold.transitions.workflows.records import Call, Recording
 from tests.factories import ONE, Rows, assert_histories
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
+from tests.transitions.test_concurrency import Interrupted
 from tests.transitions.test_fencing import WRONG
 from tests.transitions.test_limits_beside_others import wait_for_no_lock
 from tests.transitions.test_retried_jobs import subscribe
@@ -297,24 +297,6 @@ async def test_a_workflow_that_another_transaction_has_locked_is_woken_in_the_ne
     assert len(await children.wake_waiting(rows.connection)) == 1
 
 
-@dataclass
-class Meanwhile:
-    """A connection. Something happens after its first query, which locks the workflows that are to be woken."""
-
-    connection: Connection
-    happens: Callable[[], Awaitable[object]] | None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.connection, name)
-
-    async def fetch(self, *arguments: Any) -> Any:
-        found = await self.connection.fetch(*arguments)
-        if self.happens is not None:
-            happens, self.happens = self.happens, None
-            await happens()
-        return found
-
-
 async def test_a_workflow_whose_run_is_retried_just_before_the_wake_waits_for_the_next_end_of_the_run(
     rows: Rows, another: Open
 ) -> None:
@@ -323,9 +305,10 @@ async def test_a_workflow_whose_run_is_retried_just_before_the_wake_waits_for_th
     await running(rows, result(1, over))
     workflow = await suspended(rows, result(1, retried), wait(2))
     other = (await another()).connection
-    meanwhile = Meanwhile(rows.connection, lambda: jobs.replay(other, retried, "t"))
-    assert await children.wake_waiting(cast("Connection", meanwhile)) == []
-    assert meanwhile.happens is None
+    # The first query locks the workflows that are to be woken.
+    interrupted = Interrupted(rows.connection, lambda: jobs.replay(other, retried, "t"))
+    assert await children.wake_waiting(cast("Connection", interrupted)) == []
+    assert interrupted.is_interrupted
     assert not await is_due(rows, workflow)
     (claimed,) = await rows.claim_all()
     assert claimed.job_id == retried
